@@ -1,0 +1,1 @@
+"""Fencing tokens enforced inside PostgreSQL: a stale lock owner cannot write."""
