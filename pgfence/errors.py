@@ -364,7 +364,7 @@ def from_sqlstate(
     if issubclass(error, ServerError):
         return error(message, fields, hint, rule)
     known = {key: value for key, value in fields.items() if key in _DETAIL_OF_REFUSAL}
-    return refusal(Verdict(**known | {"verdict": code.name, "explanation": message}))
+    return refusal(Verdict(**{"explanation": message} | known | {"verdict": code.name}))
 
 
 _DETAIL_OF_REFUSAL = frozenset(Verdict.__slots__) - {"accepted_at"}
