@@ -2,6 +2,7 @@
 create function pgfence.add_workload(p_workload text, p_role text)
 returns void
 language plpgsql
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare

@@ -2,6 +2,7 @@
 create function pgfence.remove_workload(p_role text)
 returns boolean
 language plpgsql
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin

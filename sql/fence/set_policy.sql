@@ -5,6 +5,7 @@ create function pgfence.set_policy(
 )
 returns bigint
 language plpgsql
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
