@@ -60,6 +60,7 @@ begin
         substr(v_body, length(v_body) - 63)) is not true
     then
         v_check.verdict := 'BAD_SIGNATURE';
+        v_check.reason := 'SIGNATURE';
         return v_check;
     end if;
 
