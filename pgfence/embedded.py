@@ -50,7 +50,7 @@ server=$!
 reader=$!
 wait $server
 code=$?
-if [ -e "$data/orphaned" ]; then rm -rf "$data"; else kill $reader; fi
+if [ -e "$data/orphaned" ]; then rm -rf "$data"; else kill $reader; wait $reader; fi
 exit $code
 """
 

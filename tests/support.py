@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
@@ -81,9 +82,14 @@ class Database:
     _connections: list[psycopg.Connection[Any]] = field(default_factory=list, repr=False)
 
     def dsn(self, role: str | None = None) -> str:
-        """How a role connects; None is the superuser."""
-        login: dict[str, Any] = {"user": role, "password": ROLE_PASSWORD} if role else {}
-        return conninfo.make_conninfo(self.server.dsn, dbname=self.name, **login)
+        """How a role connects, as a URL; None is the superuser."""
+        parameters = conninfo.conninfo_to_dict(self.server.dsn)
+        user, password = parameters.pop("user", ""), parameters.pop("password", "")
+        if role:
+            user, password = role, ROLE_PASSWORD
+        parameters.pop("dbname", None)
+        login = f"{quote(str(user), safe='')}:{quote(str(password), safe='')}"
+        return f"postgresql://{login}@/{self.name}?{urlencode(parameters)}"
 
     def connect(
         self, role: str | None = None, *, autocommit: bool = True, **parameters: Any
