@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +17,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from psycopg import conninfo, sql
 
-from pgfence import install
+from pgfence import install, tokens
+from pgfence.model.bundle import TrustBundle, TrustKey, sign_bundle
+from pgfence.model.grant import Grant
+from pgfence.model.signature import raw_public_key
 
 AUDIENCE = "billing"
 ROLE_PASSWORD = "only for tests"
@@ -55,6 +59,25 @@ def make_keys() -> Keys:
         return Ed25519PrivateKey.from_private_bytes(seed)
 
     return Keys(root=key("root"), grant=key("grant"), status=key("status"))
+
+
+def make_bundle(keys: Keys) -> TrustBundle:
+    """The first trust bundle of the test databases, with one key for each purpose."""
+    valid = {"not_before": 0, "expires_at": 4_102_444_800_000_000}  # to the year 2100
+    purposes = {"root": keys.root, "grant": keys.grant, "status": keys.status}
+    trusted = [
+        TrustKey(purpose=purpose, public_key=raw_public_key(key), **valid)
+        for purpose, key in purposes.items()
+    ]
+    return TrustBundle(
+        version=1,
+        audience=AUDIENCE,
+        keys=tuple(sorted(trusted, key=lambda key: key.kid)),
+        lowest_epoch=1,
+        root_threshold=1,
+        issued_at=valid["not_before"],
+        expires_at=valid["expires_at"],
+    )
 
 
 @dataclass(frozen=True)
@@ -146,7 +169,11 @@ def configure(database: Database, keys: Keys) -> None:
             conn.execute(
                 sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(role))
             )
-        conn.execute("set local role pgfence_owner")
+        bundle = make_bundle(keys)
+        conn.execute(
+            "select pgfence.install_trust_bundle(%s, %s)",
+            [bundle.document, [sign_bundle(bundle.document, keys.root)]],
+        )
         for role, workload in WORKLOADS.items():
             conn.execute("select pgfence.add_workload(%s, %s)", [workload, role])
 
@@ -159,6 +186,68 @@ def record_identity(database: Database) -> None:
             "update pgfence.configuration set database_oid = i.database_oid"
             " from pgfence._database_identity() as i"
         )
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A signed grant, and how the registry knows it."""
+
+    token: str
+    lease: str
+    request_id: str
+    operation_root: str
+    fence_token: int
+
+
+def issue(
+    database: Database,
+    role: str,
+    resource: str,
+    *,
+    request_id: str | None = None,
+    operation_class: str = "settle",
+    arguments: str = "{}",
+    ttl_ms: int = 30_000,
+    continues_root: str = "",
+) -> Issued:
+    """Let `role` request a free resource, sign the grant as the registry would, and return it."""
+    request_id = request_id or f"request-{next(_numbers)}"
+    with psycopg.connect(database.dsn(role), autocommit=True) as conn:
+        root = _one(
+            conn,
+            "select pgfence.operation_root(%s, %s, %s, %s)",
+            [resource, operation_class, request_id, arguments],
+        )
+        request: list[Any] = [request_id, resource, operation_class, root, ttl_ms, continues_root]
+        ask = "select {} from pgfence_registry.request(%s, %s, %s, %s, %s, %s)"
+        state = _one(conn, ask.format("state"), request)
+        assert state in {"SIGNING", "HELD"}, f"{resource} is not free: {state}"
+        sign_pending(database)
+        lease, token, fence_token = _row(conn, ask.format("lease, token, fence_token"), request)
+    return Issued(token, lease, request_id, root, fence_token)
+
+
+def sign_pending(database: Database) -> None:
+    """Sign every decided grant with the test's grant key, as `registry`."""
+    key = make_keys().grant
+    with psycopg.connect(database.dsn("registry"), autocommit=True) as conn:
+        pending = conn.execute("select lease, message from pgfence_registry.unsigned_grants()")
+        for lease, message in pending.fetchall():
+            token = tokens.sign(message.encode(), Grant.SCHEMA, key)
+            conn.execute("select pgfence_registry.record_signature(%s, %s)", [lease, token])
+
+
+_numbers = itertools.count(1)
+
+
+def _row(conn: psycopg.Connection[Any], query: str, parameters: list[Any]) -> Any:
+    row = conn.execute(query, parameters).fetchone()
+    assert row is not None
+    return row
+
+
+def _one(conn: psycopg.Connection[Any], query: str, parameters: list[Any]) -> Any:
+    return _row(conn, query, parameters)[0]
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, timeout: float = 10.0) -> None:
