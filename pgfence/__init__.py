@@ -1,1 +1,39 @@
 """Fencing tokens enforced inside PostgreSQL: a stale lock owner cannot write."""
+
+from pgfence.client.fence import Fence, connect
+from pgfence.client.lease import Lease
+from pgfence.errors import (
+    AcquireTimeoutError,
+    LeaseEndedError,
+    MutationUnknownError,
+    NotAdmittedError,
+    NotHeldError,
+    OwnershipUnknownError,
+    PayloadConflictError,
+    PgfenceError,
+    RefusedError,
+    StaleOwnerError,
+)
+from pgfence.model.lease import State
+from pgfence.model.receipt import Position, Receipt
+from pgfence.model.verdict import Verdict
+
+__all__ = [
+    "AcquireTimeoutError",
+    "Fence",
+    "Lease",
+    "LeaseEndedError",
+    "MutationUnknownError",
+    "NotAdmittedError",
+    "NotHeldError",
+    "OwnershipUnknownError",
+    "PayloadConflictError",
+    "PgfenceError",
+    "Position",
+    "Receipt",
+    "RefusedError",
+    "StaleOwnerError",
+    "State",
+    "Verdict",
+    "connect",
+]

@@ -50,6 +50,11 @@ class Ownership:
     #: Why it ended: EXPIRED, SUPERSEDED, UNKNOWN, ... in the registry's words.
     reason: str | None = None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing can change any more: EXPIRED or RELEASED."""
+        return not MOVES[self.state]
+
     def at(self, now: float) -> Self:
         """As it is now: EXPIRED once the deadline is reached (R43)."""
         return self._to(State.EXPIRED, "EXPIRED") if now >= self.deadline else self

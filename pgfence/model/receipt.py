@@ -38,3 +38,7 @@ class Position:
     owner: str | None
     continues_root: str | None
     paused: bool
+
+
+#: The position of a resource for which nothing was ever asked.
+NOWHERE = Position(0, None, 0, None, None, paused=False)

@@ -1,0 +1,1 @@
+"""What a worker uses: the protocol, a Fence and its Leases."""

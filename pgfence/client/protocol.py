@@ -1,0 +1,544 @@
+"""What a worker and the database say to each other, written once for every driver. No I/O.
+
+Each function is a generator: it yields steps, a driver carries them out and sends the reply back.
+A driver throws `Failed` for what the database or the connection reported, and any other exception
+as it is. SQL is calls of pgfence's functions, with $1 placeholders.
+
+    Batch(calls)          run the calls, in one round trip if the driver can; reply: rows of each.
+                          On a connection of ours they get a READ COMMITTED transaction of their
+                          own, which stays open if `begin` is set; on a caller's connection they run
+                          in the caller's transaction
+    Work()                run the caller's function in the open transaction. Reply: what it left of
+                          the transaction, a `Left`
+    Commit(), Rollback()  end the transaction
+    Listen(channel)       LISTEN
+    Wait(seconds)         until a notification comes, or so long
+    Sleep(seconds)        so long, or until the caller has a reason to wake up
+    Reopen()              a new connection in place of a lost one
+"""
+
+import logging
+import random
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from math import inf
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+
+from pgfence import errors
+from pgfence.model.lease import Ownership
+from pgfence.model.receipt import NOWHERE, Position
+from pgfence.model.verdict import Verdict
+
+Row = Sequence[Any]
+_log = logging.getLogger("pgfence.client")
+_T = TypeVar("_T")
+
+
+class Call(NamedTuple):
+    """One statement: its text, with $1 placeholders, and its parameters."""
+
+    sql: str
+    parameters: tuple[Any, ...] = ()
+
+
+class Batch(NamedTuple):
+    """Calls that need not wait for each other.
+
+    When they take longer than `within` seconds they are cancelled, and the connection is lost.
+    """
+
+    calls: tuple[Call, ...]
+    begin: bool = False
+    within: float | None = None
+
+
+class Work(NamedTuple):
+    """The caller's own statements."""
+
+
+class Commit(NamedTuple):
+    """End the transaction."""
+
+
+class Rollback(NamedTuple):
+    """Undo the transaction."""
+
+
+class Listen(NamedTuple):
+    """Hear the notifications of a channel."""
+
+    channel: str
+
+
+class Wait(NamedTuple):
+    """Wait for a notification."""
+
+    seconds: float
+
+
+class Sleep(NamedTuple):
+    """Wait for time to pass."""
+
+    seconds: float
+
+
+class Reopen(NamedTuple):
+    """Replace a lost connection."""
+
+
+Step = Batch | Work | Commit | Rollback | Listen | Wait | Sleep | Reopen
+Steps = Generator[Step, Any, _T]
+
+
+class Left(StrEnum):
+    """What the caller's function left of the transaction."""
+
+    OPEN = "OPEN"
+    ABORTED = "ABORTED"
+    ENDED = "ENDED"
+
+
+class Failed(Exception):  # noqa: N818 - a report, turned into an error by rethrow()
+    """A step failed. `__cause__` is the driver's own exception.
+
+    `lost` says that the connection is of no more use, so that whether the step took effect may be
+    unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        lost: bool,
+        sqlstate: str | None = None,
+        detail: str | None = None,
+        hint: str | None = None,
+        rule: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.lost = lost
+        self.sqlstate = sqlstate
+        self.detail = detail
+        self.hint = hint
+        self.rule = rule
+
+    def rethrow(self) -> NoReturn:
+        """Raise what the caller gets to see: our exception for our SQLSTATEs, else the driver's."""
+        ours = errors.from_sqlstate(self.sqlstate, self.message, self.detail, self.hint, self.rule)
+        cause = self.__cause__ or self
+        if ours is not None:
+            raise ours from cause
+        raise cause from cause.__cause__
+
+
+class Request(NamedTuple):
+    """What a worker asks the registry for."""
+
+    request_id: str
+    resource: str
+    operation_class: str
+    operation_root: str
+    continues_root: str
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A row of type `pgfence_registry.answer`, and when the question was sent."""
+
+    asked_at: float
+    state: str
+    request_id: str | None
+    resource: str | None
+    lease: str | None
+    fence_token: int | None
+    token: str | None
+    grant_digest: str | None
+    ttl_ms: int | None
+    lease_ends_at: datetime | None
+    remaining_ms: int | None
+    look_again_ms: int | None
+    wake_channel: str | None
+    reason: str | None
+
+    @classmethod
+    def from_row(cls, row: Row, asked_at: float = inf) -> Self:
+        """Read a row of `select * from pgfence_registry.look(...)` and its like."""
+        return cls(asked_at, *row)
+
+    def applied_to(self, ownership: Ownership, now: float) -> Ownership:
+        """What the registry's word makes of the worker's belief."""
+        if self.state == "HELD":
+            return ownership.confirmed(now, self.asked_at, (self.remaining_ms or 0) / 1000)
+        if self.state == "RELEASED":
+            return ownership.released(now)
+        return ownership.ended(now, self.state)
+
+    def not_held(self) -> errors.NotHeldError:
+        """The error that says how this lease ended."""
+        return errors.NotHeldError(
+            Verdict(
+                "NOT_HELD",
+                reason=self.state,
+                explanation=f"the registry says that request {self.request_id} is {self.state}",
+                resource=self.resource,
+                fence_token=self.fence_token,
+            )
+        )
+
+
+Clock = Callable[[], float]
+
+#: Tries after a serialization failure or a deadlock that came before the caller's function ran.
+_ATTEMPTS = 3
+_TRY_AGAIN = frozenset({"40001", "40P01"})
+#: Schema or function does not exist; permission denied.
+_NOT_INSTALLED, _NOT_ALLOWED = frozenset({"3F000", "42883"}), "42501"
+_TRUST_BUNDLE = "select document, digest, pg_catalog.clock_timestamp() from pgfence.trust_bundle()"
+#: The server ended a session that was idle, or a transaction that was open, for too long.
+_ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
+#: Pauses, in seconds, between attempts to reach a database that does not answer.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+#: Seconds that a call gets at least, and that a grant which is decided gets to be signed.
+_SHORTEST_CALL, _SIGNING = 1.0, 1.0
+
+
+def ask(call: Call, clock: Clock, within: float | None = None) -> Steps[Answer]:
+    """One question to the registry."""
+    asked_at = clock()
+    (rows,) = yield Batch((call,), within=within)
+    return Answer.from_row(rows[0], asked_at)
+
+
+def request(r: Request) -> Call:
+    """Ask for a resource; again and again while the answer is WAIT or SIGNING (R34, R36)."""
+    return Call(
+        "select * from pgfence_registry.request($1, $2, $3, $4, $5, $6)",
+        (
+            r.request_id, r.resource, r.operation_class, r.operation_root, r.ttl_ms,
+            r.continues_root,
+        ),
+    )  # fmt: skip
+
+
+def look(lease: str) -> Call:
+    """How a lease stands."""
+    return Call("select * from pgfence_registry.look($1)", (lease,))
+
+
+def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answer]:
+    """Ask until the resource is ours: the answer is HELD, with the signed grant.
+
+    LISTEN, then ask again, then wait, so that no wake-up is lost (R36). A lost reply is answered by
+    asking again with the same request ID on a new connection (R34).
+
+    Raises `AcquireTimeoutError` after `timeout` seconds, when the request has been withdrawn, and
+    `NotHeldError` when the lease of this request is over.
+    """
+    until = inf if timeout is None else clock() + timeout
+    listening: str | None = None
+    unreachable_since = inf
+    pause = _FIRST_PAUSE
+    while True:
+        within = None if timeout is None else max(until - clock(), _SHORTEST_CALL)
+        try:
+            if unreachable_since < inf:
+                yield Reopen()
+                listening = None
+            answer = yield from ask(request(wanted), clock, within)
+            unreachable_since, pause = inf, _FIRST_PAUSE
+            if answer.state == "HELD" and answer.token:
+                return answer
+            if answer.state not in ("WAIT", "SIGNING", "HELD"):
+                raise answer.not_held()
+            if answer.state == "SIGNING":
+                until = max(until, answer.asked_at + _SIGNING)
+            if clock() >= until:
+                yield from give_up(wanted.request_id, clock)
+                raise errors.AcquireTimeoutError(
+                    f"{wanted.resource} did not become free within {timeout} s: {answer.reason}"
+                )
+            if answer.wake_channel and answer.wake_channel != listening:
+                yield Listen(answer.wake_channel)
+                listening = answer.wake_channel
+                continue
+            yield Wait(max(0.0, min((answer.look_again_ms or 0) / 1000, until - clock())))
+        except Failed as failed:
+            if not failed.lost:
+                failed.rethrow()
+            # A database that stays away longer than the lease would last has no lease for us.
+            unreachable_since = min(unreachable_since, clock())
+            if clock() + pause > min(until, unreachable_since + wanted.ttl_ms / 1000):
+                with suppress(Failed):
+                    yield Reopen()
+                    yield from give_up(wanted.request_id, clock)
+                raise errors.AcquireTimeoutError(
+                    f"{wanted.resource}: the registry did not answer: {failed.message}"
+                ) from failed.__cause__
+            yield Sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def give_up(request_id: str, clock: Clock) -> Steps[Answer]:
+    """Withdraw a request, or release what it got, on whatever connection there is."""
+    call = Call("select * from pgfence_registry.withdraw($1)", (request_id,))
+    return (yield from ask(call, clock, _SHORTEST_CALL))
+
+
+Move = Callable[[Ownership, float], Ownership]
+#: Replaces the worker's belief by what a move makes of it now, and returns it.
+Change = Callable[[Move], Ownership]
+
+
+def keep(lease: str, ttl_ms: int, change: Change, clock: Clock) -> Steps[None]:
+    """Renew at a third of the lease until it is over or the worker has given it back."""
+    while not (ownership := change(Ownership.at)).is_final:
+        left = ownership.deadline - clock()
+        # Jitter, so that workers that started together do not renew together.
+        yield Sleep(max(0.0, left / 3 * random.uniform(0.9, 1.0)))  # noqa: S311
+        if not change(Ownership.renewing).is_final:
+            yield from _renew(lease, ttl_ms, change, clock)
+
+
+def _renew(lease: str, ttl_ms: int, change: Change, clock: Clock) -> Steps[None]:
+    """Ask until the registry answers or the lease is over; doubt in between (R42)."""
+    call = Call("select * from pgfence_registry.renew($1)", (lease,))
+    lost = False
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            if lost:
+                yield Reopen()
+                lost = False
+            answer = yield from ask(call, clock, within=ttl_ms / 3000)
+        except Failed as failed:
+            _log.warning("lease %s: renewing failed: %s", lease, failed.message)
+            lost = lost or failed.lost
+            if change(Ownership.doubted).is_final:
+                return
+            yield Sleep(pause)
+            if change(Ownership.at).is_final:
+                return
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        else:
+            change(answer.applied_to)
+            return
+
+
+def release(lease: str, clock: Clock) -> Steps[Answer]:
+    """Give a lease back; on a new connection if the old one is lost."""
+    call = Call("select * from pgfence_registry.release($1)", (lease,))
+    try:
+        try:
+            return (yield from ask(call, clock))
+        except Failed as failed:
+            if not failed.lost:
+                raise
+        yield Reopen()
+        return (yield from ask(call, clock))
+    except Failed as failed:
+        failed.rethrow()
+
+
+class Segment(NamedTuple):
+    """One call of `fenced_apply`."""
+
+    token: str
+    lease: str
+    resource: str
+    operation_root: str
+    number: int
+    payload: str
+    payload_digest: str
+
+
+def _calls(segment: Segment) -> tuple[Call, ...]:
+    apply = Call(
+        "select * from pgfence.fenced_apply($1, $2, $3)",
+        (segment.token, segment.number, segment.payload),
+    )
+    return look(segment.lease), apply
+
+
+def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
+    """Commit one segment in a transaction of its own, or leave the evidence of its refusal (R18).
+
+    The look at the registry and the call go out with BEGIN (R54). Work runs only after ACCEPTED.
+    Returns the verdict when all is committed: ACCEPTED or REPLAYED, or a refusal.
+
+    Raises `MutationUnknownError` if the answer to COMMIT was lost (R44), `LeaseEndedError` if the
+    lease ended while the transaction was open, and what the caller's function raised. After any of
+    these but the first, nothing of it stands.
+    """
+    answer, verdict = yield from _begin(segment, clock)
+    change(answer.applied_to)
+    if verdict.verdict != "ACCEPTED":
+        # Nothing hangs on this COMMIT but the evidence of a refusal.
+        with suppress(Failed):
+            yield Commit()
+        return verdict
+    if answer.state != "HELD":
+        yield from _roll_back()
+        raise errors.OwnershipUnknownError(
+            f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
+        )
+    left = yield from _work()
+    unknown = errors.MutationUnknownError(
+        segment.resource, segment.operation_root, segment.number, segment.payload_digest
+    )
+    if left is Left.ENDED:
+        raise unknown
+    try:
+        yield Commit()
+    except Failed as failed:
+        if failed.sqlstate in _ENDED_BY_TIMEOUT or not failed.lost:
+            _not_written(failed)
+        raise unknown from failed.__cause__
+    return verdict
+
+
+def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer, Verdict]]:
+    """BEGIN, look and fenced_apply, once more after a conflict: the caller's work has not begun."""
+    for attempt in range(_ATTEMPTS):
+        asked_at = clock()
+        try:
+            looked, applied = yield Batch(_calls(segment), begin=True)
+        except Failed as failed:
+            yield from _roll_back()
+            if failed.sqlstate not in _TRY_AGAIN or attempt == _ATTEMPTS - 1:
+                _not_written(failed)
+        else:
+            return Answer.from_row(looked[0], asked_at), Verdict.from_row(applied[0])
+    raise AssertionError("unreachable")
+
+
+def _work() -> Steps[Left]:
+    """Run the caller's function; whatever it raises undoes the transaction."""
+    try:
+        left: Left = yield Work()
+    except GeneratorExit:
+        raise
+    except Failed as failed:
+        yield from _roll_back()
+        _not_written(failed)
+    except BaseException:
+        yield from _roll_back()
+        raise
+    if left is Left.ABORTED:
+        yield from _roll_back()
+        raise errors.PgfenceError(
+            "the work function caught a database error and went on: the transaction was undone"
+        )
+    return left
+
+
+def _roll_back() -> Steps[None]:
+    with suppress(Failed):
+        yield Rollback()
+
+
+def _not_written(failed: Failed) -> NoReturn:
+    """Raise what made a transaction end without effect."""
+    if failed.sqlstate in _ENDED_BY_TIMEOUT:
+        raise errors.LeaseEndedError(
+            f"the server ended the session, and nothing was written: {failed.message}"
+        ) from failed.__cause__
+    failed.rethrow()
+
+
+def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
+    """Look and call in the transaction that the caller has open and will end.
+
+    Returns the verdict, also when it refuses.
+    """
+    asked_at = clock()
+    try:
+        looked, applied = yield Batch(_calls(segment))
+    except Failed as failed:
+        failed.rethrow()
+    answer, verdict = Answer.from_row(looked[0], asked_at), Verdict.from_row(applied[0])
+    if verdict.verdict == "ACCEPTED" and answer.state != "HELD":
+        raise errors.OwnershipUnknownError(
+            f"the database accepts lease {segment.lease}, and the registry says {answer.state}; "
+            "roll the transaction back"
+        )
+    return verdict
+
+
+def advance(token: str) -> Steps[Verdict]:
+    """Raise the fence without a segment (R21). Repeating it is harmless, so lost answers are."""
+    call = Call("select * from pgfence.advance($1)", (token,))
+    for attempt in range(_ATTEMPTS):
+        try:
+            (rows,) = yield Batch((call,), begin=True)
+            yield Commit()
+        except Failed as failed:
+            yield from _roll_back()
+            if attempt == _ATTEMPTS - 1 or not (failed.lost or failed.sqlstate in _TRY_AGAIN):
+                failed.rethrow()
+            if failed.lost:
+                yield Reopen()
+        else:
+            return Verdict.from_row(rows[0])
+    raise AssertionError("unreachable")
+
+
+def position(resource: str) -> Steps[Position]:
+    """Where the receipts of a resource end."""
+    call = Call("select * from pgfence.position($1)", (resource,))
+    try:
+        (rows,) = yield Batch((call,))
+    except Failed as failed:
+        failed.rethrow()
+    return Position(*rows[0]) if rows else NOWHERE
+
+
+class Introduction(NamedTuple):
+    """What a client learns about a database before it does anything."""
+
+    bundle_document: str
+    bundle_digest: str
+    #: The server's clock, and when it was asked on ours.
+    server_time: datetime
+    asked_at: float
+
+
+def introduce(schema_version: str, clock: Clock) -> Steps[Introduction]:
+    """Check that the schema fits this client, and fetch the trust bundle.
+
+    Raises `SchemaVersionError`, `NoWorkloadError` for a role that may not use pgfence, and
+    `TrustRefusedError` if no bundle is installed.
+    """
+    try:
+        (versions,) = yield Batch((Call("select pgfence.schema_version()"),))
+    except Failed as failed:
+        if failed.sqlstate in _NOT_INSTALLED:
+            raise errors.SchemaVersionError(
+                "pgfence is not installed in this database: run `pgfence migrate`"
+            ) from failed.__cause__
+        if failed.sqlstate == _NOT_ALLOWED:
+            raise errors.NoWorkloadError(
+                f"this login role may not use pgfence ({failed.message}): grant pgfence_app to it"
+            ) from failed.__cause__
+        failed.rethrow()
+    found = versions[0][0]
+    if found != schema_version:
+        raise errors.SchemaVersionError(
+            f"the database's pgfence schema is {found}, this client was built for "
+            f"{schema_version}: run `pgfence migrate`, or install the client that fits"
+        )
+    asked_at = clock()
+    try:
+        (rows,) = yield Batch((Call(_TRUST_BUNDLE),))
+    except Failed as failed:
+        failed.rethrow()
+    if not rows:
+        raise errors.TrustRefusedError(
+            "no trust bundle is installed: nothing can be granted", hint="Run: pgfence trust init"
+        )
+    document, digest, server_time = rows[0]
+    return Introduction(document, digest, server_time, asked_at)
