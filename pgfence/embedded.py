@@ -83,7 +83,8 @@ class Server:
     """One PostgreSQL server in a new temporary folder; as a context manager it starts and goes.
 
     bin_dir: a folder with `initdb` and `postgres` of PostgreSQL 14 or later; None: the wheel's.
-    settings: lines of postgresql.conf. keep: the server and its folder outlive this process.
+    settings: lines of postgresql.conf. parent: where the folder is made; None: where temporary
+    files go. keep: the server and its folder outlive this process.
     Raises EmbeddedServerError.
     """
 
@@ -92,6 +93,7 @@ class Server:
         bin_dir: Path | None = None,
         *,
         settings: Mapping[str, str | int] | None = None,
+        parent: Path | None = None,
         keep: bool = False,
     ) -> None:
         source = bin_dir or wheel_bin_dir()
@@ -101,7 +103,7 @@ class Server:
         self._settings = dict(settings or {})
         self._run_as = _run_as()
         self._process: subprocess.Popen[bytes] | None = None
-        self.directory = _new_directory(self._run_as)
+        self.directory = _new_directory(parent, self._run_as)
         try:
             self.bin_dir = self._runnable(source)
             self._initdb()
@@ -286,12 +288,13 @@ def _run_as() -> _RunAs:
     )
 
 
-def _new_directory(run_as: _RunAs) -> Path:
+def _new_directory(given: Path | None, run_as: _RunAs) -> Path:
     """A folder of ours, with the server's data folder in it.
 
     The outer one stays root's: the server's user can pass through it, and change nothing there.
     """
-    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108
+    usual = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108
+    for parent in [given] if given else dict.fromkeys(usual):
         directory = Path(tempfile.mkdtemp(prefix="pgfence-", dir=parent))
         data = directory / "data"
         data.mkdir(mode=0o700)
@@ -310,7 +313,9 @@ def _new_directory(run_as: _RunAs) -> Path:
         if reachable:
             return directory
         shutil.rmtree(directory)
-    raise EmbeddedServerError("no temporary folder that the server's user can reach: set TMPDIR")
+    raise EmbeddedServerError(
+        f"the server's user cannot reach a folder in {given or 'any temporary folder: set TMPDIR'}"
+    )
 
 
 def _write_private(path: Path, text: str, owner: _RunAs | None = None) -> None:

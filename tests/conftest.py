@@ -41,7 +41,7 @@ def server() -> Iterator[support.TestServer]:
     except embedded.EmbeddedServerError as error:
         yield from _container(str(error))
         return
-    with embedded.Server(bin_dir, settings=_SETTINGS) as running:
+    with embedded.Server(bin_dir, settings=_SETTINGS, parent=support.fast_folder()) as running:
         yield support.TestServer(running.dsn(), running.log_file)
 
 

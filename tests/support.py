@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,17 @@ def unavailable(reason: str) -> NoReturn:
     if os.environ.get("PGFENCE_REQUIRE_ALL") == "1":
         pytest.fail(f"PGFENCE_REQUIRE_ALL=1: {reason}")
     pytest.skip(reason)
+
+
+def fast_folder() -> Path | None:
+    """Where servers for tests put their data: in memory if there is room, else where it is usual.
+
+    A new database is 300 files, which take 20 ms in memory and 300 ms on some disks.
+    """
+    memory = Path("/dev/shm")
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
+        return memory
+    return None
 
 
 @dataclass(frozen=True)
@@ -145,9 +157,10 @@ def create_database(server: TestServer, name: str, *, template: str = "template1
         conn.execute(sql.SQL("create database {name} template {template}").format(**names))
         conn.execute(sql.SQL("grant create on database {name} to dba").format(**names))
     database = Database(server, name)
-    with psycopg.connect(database.dsn(), autocommit=True) as conn:
-        conn.execute("revoke create on schema public from public")
-        conn.execute("grant create on schema public to billing_owner")
+    if template == "template1":
+        with psycopg.connect(database.dsn(), autocommit=True) as conn:
+            conn.execute("revoke create on schema public from public")
+            conn.execute("grant create on schema public to billing_owner")
     return database
 
 
