@@ -39,10 +39,6 @@ begin
            or p_now < pgfence._from_microseconds(v_status.issued_at) - v_tolerance then
             verdict := 'STALE_STATUS';
             return;
-        elsif v_status.state <> 'HELD' then
-            verdict := 'NOT_HELD';
-            reason := v_status.state;
-            return;
         end if;
     end if;
     if p_configuration.registry_is_local then

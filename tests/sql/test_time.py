@@ -1,0 +1,488 @@
+"""A lease that ends while a transaction is open (R19, R20); what waits for what (R9, R51, R52)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support import Database, Keys, wait_until, wait_until_blocked, wait_until_state
+from tests.workers import Worker, as_owner, fence_row, grant_of
+
+RESOURCE = "invoice-batch/2026-07-19"
+SNAPSHOT_LEVELS = ["repeatable read", "serializable"]
+LEVELS = ["read committed", *SNAPSHOT_LEVELS]
+
+
+@pytest.fixture
+def worker(database: Database, keys: Keys) -> Worker:
+    return Worker.login(database, keys, "worker_a")
+
+
+@pytest.fixture
+def rival(database: Database, keys: Keys) -> Worker:
+    return Worker.login(database, keys, "worker_b")
+
+
+@pytest.fixture
+def observer(database: Database) -> psycopg.Connection[Any]:
+    return database.connect()
+
+
+def wait_until_past(observer: psycopg.Connection[Any], lease: str) -> None:
+    """Until the registry's clock has passed the end of a lease."""
+
+    def past() -> bool:
+        row = observer.execute(
+            "select clock_timestamp() > lease_ends_at from pgfence_registry.grants"
+            " where lease = %s",
+            [lease],
+        ).fetchone()
+        return row is not None and row[0]
+
+    wait_until(past, f"lease {lease} is over")
+
+
+def in_background(function: Callable[[], Any]) -> Future[Any]:
+    """Run one blocking call in a thread of its own."""
+    executor = ThreadPoolExecutor(max_workers=1)
+    future = executor.submit(function)
+    executor.shutdown(wait=False)
+    return future
+
+
+def no_timeouts(worker: Worker) -> None:
+    """What an obstinate client does after its admission: unset what the server set (R20)."""
+    worker.conn.execute("set local idle_in_transaction_session_timeout = 0")
+    if worker.conn.info.server_version >= 170000:
+        worker.conn.execute("set local transaction_timeout = 0")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_r19_lease_that_ended_before_commit_fails_the_commit(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any], level: str
+) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=300)
+    worker.conn.execute(f"begin isolation level {level}")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    wait_until_past(observer, held.lease)
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("commit")
+    assert caught.value.sqlstate == "PF203"
+    assert fence_row(database, RESOURCE).highest_fence == 0
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_r19_control_lease_that_still_runs_lets_the_commit_through(
+    worker: Worker, database: Database, level: str
+) -> None:
+    held = worker.acquire(RESOURCE)
+    with worker.transaction(level):
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    assert fence_row(database, RESOURCE).highest_fence == 1
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        ["set constraints all immediate"],
+        ["set constraints pgfence.look_at_commit immediate"],
+        ["set constraints all immediate", "set constraints all immediate"],
+        ["set constraints all immediate; set constraints all deferred"],
+        ["savepoint s", "set constraints all immediate", "rollback to s"],
+        ["savepoint s", "set constraints all immediate", "release s"],
+        ["do $$ begin set constraints all immediate; end $$"],
+        [
+            (
+                "do $$ begin begin set constraints all immediate; perform 1/0;"
+                " exception when division_by_zero then null; end; end $$"
+            )
+        ],
+        ["set constraints all deferred"],
+    ],
+    ids=lambda trick: " / ".join(trick)[:60],
+)
+def test_r19_set_constraints_does_not_skip_the_look_at_commit(
+    worker: Worker,
+    database: Database,
+    observer: psycopg.Connection[Any],
+    trick: list[str],
+) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=400)
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    for statement in trick:
+        worker.conn.execute(statement)
+    wait_until_past(observer, held.lease)
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("commit")
+    assert caught.value.sqlstate == "PF203"
+    assert fence_row(database, RESOURCE).highest_fence == 0
+
+
+def test_r19_control_constraints_set_immediate_in_time_let_the_commit_through(
+    worker: Worker, database: Database
+) -> None:
+    held = worker.acquire(RESOURCE)
+    with worker.transaction():
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+        worker.conn.execute("set constraints all immediate")
+        assert worker.apply(held.token, 2).verdict == "ACCEPTED"
+        worker.conn.execute("set constraints all immediate")
+    assert fence_row(database, RESOURCE).last_segment == 2
+    with worker.transaction():
+        assert worker.apply(held.token, 3).verdict == "ACCEPTED"
+
+
+def test_r19_constraints_set_immediate_inside_a_trigger_are_noticed_too(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    owner = database.connect("billing_owner")
+    owner.execute("create table notes (n integer)")
+    owner.execute("grant insert on notes to worker_a")
+    owner.execute(
+        "create function set_immediate() returns trigger language plpgsql as"
+        " $$ begin set constraints all immediate; return new; end $$"
+    )
+    owner.execute(
+        "create trigger set_immediate after insert on notes"
+        " for each row execute function set_immediate()"
+    )
+    held = worker.acquire(RESOURCE, ttl_ms=400)
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    worker.conn.execute("insert into notes values (1)")
+    wait_until_past(observer, held.lease)
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("commit")
+    assert caught.value.sqlstate == "PF203"
+
+
+def test_r19_two_resources_each_have_their_look(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    long = worker.acquire("a-long", ttl_ms=60_000)
+    short = worker.acquire("b-short", ttl_ms=300)
+    worker.conn.execute("begin")
+    assert worker.apply(long.token, 1).verdict == "ACCEPTED"
+    assert worker.apply(short.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    wait_until_past(observer, short.lease)
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("commit")
+    assert caught.value.sqlstate == "PF203"
+    assert fence_row(database, "a-long").highest_fence == 0
+
+
+def test_r19_release_in_the_same_transaction_does_not_fail_it(
+    worker: Worker, database: Database
+) -> None:
+    held = worker.acquire(RESOURCE)
+    with worker.transaction():
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+        assert worker.release(held.lease).state == "RELEASED"
+    assert fence_row(database, RESOURCE).highest_fence == 1
+
+
+def test_r19_look_happens_at_prepare_and_commit_prepared_is_final(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=700)
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    worker.conn.execute(f"prepare transaction '{database.name}'")
+    wait_until_past(observer, held.lease)
+    worker.conn.execute(f"commit prepared '{database.name}'")
+    assert fence_row(database, RESOURCE).highest_fence == 1
+    late = worker.acquire(RESOURCE, ttl_ms=300)
+    worker.conn.execute("begin")
+    assert worker.apply(late.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    wait_until_past(observer, late.lease)
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute(f"prepare transaction '{database.name}'")
+    assert caught.value.sqlstate == "PF203"
+
+
+def test_r20_renewing_meanwhile_does_not_prolong_the_transaction(
+    worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any]
+) -> None:
+    renewer = Worker.login(database, keys, "worker_a")
+    held = worker.acquire(RESOURCE, ttl_ms=400)
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    first_end = held.lease_ends_at
+    wait_until(
+        lambda: (
+            renewer.renew(held.lease).lease_ends_at > first_end
+            and bool(observer.execute("select clock_timestamp() > %s", [first_end]).fetchone()[0])
+        ),  # type: ignore[index]
+        "the first end of the lease has passed, and it was renewed",
+    )
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("commit")
+    assert caught.value.sqlstate == "PF203"
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+
+
+def test_r20_admission_limits_the_session_to_what_is_left_and_keeps_a_shorter_time_out(
+    worker: Worker,
+) -> None:
+    show = "select current_setting('idle_in_transaction_session_timeout')::interval as idle"
+    held = worker.acquire(RESOURCE, ttl_ms=60_000)
+    with worker.transaction():
+        worker.apply(held.token, 1)
+        assert 50 < worker.call(show).idle.total_seconds() <= 60
+    assert worker.call(show).idle.total_seconds() == 0
+    with worker.transaction():
+        worker.conn.execute("set local idle_in_transaction_session_timeout = '5s'")
+        worker.apply(held.token, 2)
+        assert worker.call(show).idle.total_seconds() == 5
+    with worker.transaction():
+        worker.conn.execute("set local idle_in_transaction_session_timeout = '2h'")
+        worker.apply(held.token, 3)
+        assert 50 < worker.call(show).idle.total_seconds() <= 60
+    if worker.conn.info.server_version >= 170000:
+        show = "select current_setting('transaction_timeout')::interval as busy"
+        with worker.transaction():
+            worker.apply(held.token, 4)
+            assert 50 < worker.call(show).busy.total_seconds() <= 60
+
+
+def test_r20_idle_owner_is_ended_by_the_server_when_its_lease_is_over(
+    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=300)
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    wait_until_state(observer, worker.pid, None)
+    assert rival.acquire(RESOURCE).state == "HELD"
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("commit")
+    assert caught.value.sqlstate in {"25P03", "25P04"}
+    assert fence_row(database, RESOURCE).highest_fence == 0
+
+
+def test_r20_session_that_overstays_is_shown_to_the_registry_while_somebody_waits(
+    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    registry = database.connect("registry")
+    overdue = "select pid, resource from pgfence_registry.overdue_sessions()"
+    held = worker.acquire(RESOURCE, ttl_ms=300)
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    assert rival.ask(RESOURCE, "waiting").state == "WAIT"
+    assert registry.execute(overdue).fetchall() == []
+    wait_until_past(observer, held.lease)
+    assert registry.execute(overdue).fetchall() == [(worker.pid, RESOURCE)]
+    observer.execute("select pg_terminate_backend(%s)", [worker.pid])
+    wait_until_state(observer, worker.pid, None)
+    assert rival.acquire(RESOURCE, "waiting").state == "HELD"
+
+
+def test_r20_renewal_in_an_open_transaction_is_shown_to_the_registry_too(
+    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    registry = database.connect("registry")
+    held = worker.acquire(RESOURCE, ttl_ms=300)
+    worker.conn.execute("begin")
+    worker.renew(held.lease)
+    no_timeouts(worker)
+    wait_until_past(observer, held.lease)
+    assert rival.ask(RESOURCE, "waiting").reason == "the lease is being renewed"
+    rows = registry.execute("select pid from pgfence_registry.overdue_sessions()").fetchall()
+    assert rows == [(worker.pid,)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held(
+    worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any], level: str
+) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=500)
+    holder = database.connect(autocommit=False)
+    holder.execute("set role pgfence_owner")
+    holder.execute("select from pgfence.fences where resource = %s for no key update", [RESOURCE])
+    second = Worker.login(database, keys, "worker_a")
+    second.conn.execute(f"begin isolation level {level}")
+    future = in_background(lambda: second.apply(held.token, 1))
+    wait_until_blocked(observer, second.pid)
+    wait_until_past(observer, held.lease)
+    holder.rollback()
+    if level == "read committed":
+        verdict = future.result(10)
+        assert (verdict.verdict, verdict.reason) == ("NOT_HELD", "EXPIRED")
+    else:
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            future.result(10)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_r51_old_owner_with_an_old_snapshot_never_commits_after_the_new_one(
+    worker: Worker,
+    rival: Worker,
+    database: Database,
+    level: str,
+) -> None:
+    old = worker.acquire(RESOURCE)
+    assert worker.apply(old.token, 1).verdict == "ACCEPTED"
+    second = Worker.login(database, worker.keys, "worker_a")
+    second.conn.execute(f"begin isolation level {level}")
+    second.conn.execute("select count(*) from pg_class")  # takes the snapshot
+    worker.release(old.lease)
+    new = rival.acquire(RESOURCE)
+    assert rival.apply(new.token, 1).verdict == "ACCEPTED"
+    if level == "read committed":
+        assert second.apply(old.token, 2).verdict == "STALE_OWNER"
+        second.conn.execute("commit")
+    else:
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            second.apply(old.token, 2)
+        second.conn.execute("rollback")
+    assert fence_row(database, RESOURCE).highest_fence == new.fence_token
+
+
+@pytest.mark.parametrize("level", SNAPSHOT_LEVELS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        "select pgfence.set_policy('unrelated/', null)",
+        "select pgfence.remove_workload('worker_b')",
+        "update pgfence.configuration set version = version + 1",
+    ],
+)
+def test_r9_change_of_policy_or_workload_after_the_snapshot_ends_in_40001(
+    worker: Worker, database: Database, level: str, change: str
+) -> None:
+    held = worker.acquire(RESOURCE)
+    worker.conn.execute(f"begin isolation level {level}")
+    worker.conn.execute("select count(*) from pg_class")
+    as_owner(database, change)
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        worker.apply(held.token, 1)
+    worker.conn.execute("rollback")
+    with worker.transaction(level):
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+
+
+def test_r9_bundle_that_changes_while_the_call_waits_is_the_one_that_counts(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    held = worker.acquire(RESOURCE)
+    holder = database.connect(autocommit=False)
+    holder.execute("set role pgfence_owner")
+    holder.execute("select from pgfence.fences where resource = %s for no key update", [RESOURCE])
+    future = in_background(lambda: worker.apply(held.token, 1))
+    wait_until_blocked(observer, worker.pid)
+    as_owner(database, "update pgfence.trust_keys set expires_at = clock_timestamp()")
+    as_owner(database, "update pgfence.configuration set version = version + 1")
+    holder.rollback()
+    assert future.result(10).verdict == "UNKNOWN_KEY"
+
+
+def test_r52_next_owner_waits_for_the_open_segment_and_sees_what_it_wrote(
+    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=400)
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    assert rival.ask(RESOURCE, "next").state == "WAIT"
+    wait_until_past(observer, held.lease)
+    future = in_background(lambda: rival.ask(RESOURCE, "next"))
+    assert wait_until_blocked(observer, rival.pid) == [worker.pid]
+    worker.conn.execute("rollback")
+    assert future.result(10).state == "SIGNING"
+
+
+def test_r52_renewing_is_not_held_up_by_an_open_segment(
+    worker: Worker, database: Database, keys: Keys
+) -> None:
+    held = worker.acquire(RESOURCE)
+    renewer = Worker.login(database, keys, "worker_a", options="-c lock_timeout=1s")
+    worker.conn.execute("begin")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    assert renewer.renew(held.lease).state == "HELD"
+    worker.conn.execute("commit")
+
+
+def test_r51_same_segment_from_two_sessions_at_once_is_applied_once(
+    worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any]
+) -> None:
+    held = worker.acquire(RESOURCE)
+    second = Worker.login(database, keys, "worker_a")
+    worker.conn.execute("begin")
+    first = worker.apply(held.token, 1, "page")
+    future = in_background(lambda: second.apply(held.token, 1, "page"))
+    wait_until_blocked(observer, second.pid)
+    worker.conn.execute("commit")
+    replay = future.result(10)
+    assert (replay.verdict, replay.receipt) == ("REPLAYED", first.receipt)
+
+
+def test_lock_order_segments_renewals_releases_takeovers_and_policies_never_deadlock(
+    database: Database, keys: Keys
+) -> None:
+    """Eight sessions, every kind of change, bounded rounds: no 40P01, and the chain is whole."""
+    failures: list[str] = []
+
+    def run(role: str, number: int) -> None:
+        worker = Worker.login(database, keys, role)
+        for round_number in range(6):
+            try:
+                held = worker.acquire(RESOURCE, f"{role}-{number}-{round_number}", ttl_ms=150)
+                if held.state != "HELD":
+                    worker.call("select * from pgfence_registry.withdraw(%s)", [held.request_id])
+                    continue
+                worker.conn.execute("begin")
+                worker.renew(held.lease)
+                worker.apply(held.token, 1)
+                if round_number % 2:
+                    worker.release(held.lease)
+                worker.conn.execute("commit")
+                worker.renew(held.lease)
+                worker.apply(held.token, 2)
+                worker.release(held.lease)
+            except psycopg.Error as error:
+                if error.sqlstate == "40P01":
+                    failures.append(str(error))
+                if worker.conn.closed:
+                    worker = Worker.login(database, keys, role)
+                else:
+                    worker.conn.execute("rollback")
+
+    def change_policies() -> None:
+        for _ in range(10):
+            as_owner(database, "select pgfence.set_policy('invoice-batch/', null)")
+
+    threads = [
+        threading.Thread(target=run, args=(role, number))
+        for role in ("worker_a", "worker_b")
+        for number in range(4)
+    ]
+    threads.append(threading.Thread(target=change_policies))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    checker = Worker.login(database, keys, "worker_a")
+    assert checker.call("select * from pgfence.verify_receipts(%s)", [RESOURCE]).ok
+
+
+def test_r13_clock_of_the_client_does_not_matter(worker: Worker) -> None:
+    worker.conn.execute("set timezone = 'Pacific/Kiritimati'")
+    worker.conn.execute("set datestyle = 'ISO, DMY'")
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    worker.conn.execute("set timezone = 'America/Adak'")
+    assert worker.apply(held.token, 2).verdict == "ACCEPTED"
+    assert grant_of(held.token).ttl_ms == 60_000

@@ -1,0 +1,150 @@
+"""Workers that speak plain SQL, as a client in any language would, and tokens made to measure."""
+
+from __future__ import annotations
+
+import itertools
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from pgfence import tokens
+from pgfence.model.grant import Grant
+from pgfence.model.status import StatusProof
+from tests.support import AUDIENCE, Database, Keys, sign_pending
+
+_request_ids = itertools.count(1)
+
+_APPLY = "select * from pgfence.fenced_apply(%s, %s, %s, %s)"
+_REQUEST = """
+    select * from pgfence_registry.request(
+        %(request_id)s, %(resource)s, %(operation)s,
+        pgfence.operation_root(%(resource)s, %(operation)s, %(request_id)s, ''),
+        %(ttl_ms)s, %(continues_root)s)
+"""
+
+
+@dataclass
+class Worker:
+    """A worker's session: it asks, applies and releases by calling functions."""
+
+    database: Database
+    keys: Keys
+    conn: psycopg.Connection[Any]
+
+    @classmethod
+    def login(cls, database: Database, keys: Keys, role: str, **parameters: Any) -> Worker:
+        return cls(database, keys, database.connect(role, **parameters))
+
+    def call(self, query: str, parameters: Any = ()) -> Any:
+        """The one row that the query answers, as a named tuple; None if there is none."""
+        return self.conn.cursor(row_factory=namedtuple_row).execute(query, parameters).fetchone()
+
+    def ask(
+        self,
+        resource: str,
+        request_id: str | None = None,
+        *,
+        ttl_ms: int = 60_000,
+        operation: str = "settle",
+        continues_root: str = "",
+    ) -> Any:
+        """One call of request(), answered as it is: WAIT, SIGNING, HELD, …"""
+        return self.call(
+            _REQUEST,
+            {
+                "request_id": request_id or f"request-{next(_request_ids)}",
+                "resource": resource,
+                "operation": operation,
+                "ttl_ms": ttl_ms,
+                "continues_root": continues_root,
+            },
+        )
+
+    def acquire(self, resource: str, request_id: str | None = None, **arguments: Any) -> Any:
+        """Ask, let the registry sign, ask again: HELD with a token (or WAIT)."""
+        answer = self.ask(resource, request_id, **arguments)
+        if answer.state == "SIGNING":
+            sign_pending(self.database)
+            answer = self.ask(resource, answer.request_id, **arguments)
+        return answer
+
+    def apply(
+        self, token: str, segment: int, payload: str = "payload", status: str | None = None
+    ) -> Any:
+        return self.call(_APPLY, [token, segment, payload, status])
+
+    def advance(self, token: str, status: str | None = None) -> Any:
+        return self.call("select * from pgfence.advance(%s, %s)", [token, status])
+
+    def renew(self, lease: str) -> Any:
+        return self.call("select * from pgfence_registry.renew(%s)", [lease])
+
+    def release(self, lease: str) -> Any:
+        return self.call("select * from pgfence_registry.release(%s)", [lease])
+
+    def look(self, lease: str) -> Any:
+        return self.call("select * from pgfence_registry.look(%s)", [lease])
+
+    @contextmanager
+    def transaction(self, isolation: str = "read committed") -> Iterator[None]:
+        """A transaction in an isolation level; commits, or rolls back on an exception."""
+        self.conn.execute(f"begin isolation level {isolation}")
+        try:
+            yield
+        except BaseException:
+            self.conn.execute("rollback")
+            raise
+        self.conn.execute("commit")
+
+    @property
+    def pid(self) -> int:
+        return self.conn.info.backend_pid
+
+
+def grant_of(token: str) -> Grant:
+    """The claims of a token, unverified."""
+    body = token.split(".")[2]
+    return Grant.parse(urlsafe_b64decode(body + "=" * (-len(body) % 4))[:-64])
+
+
+def forge(grant: Grant, keys: Keys, **changes: Any) -> str:
+    """A token that the registry's key really signed, with claims of the test's choice."""
+    return tokens.sign(replace(grant, **changes).encode(), Grant.SCHEMA, keys.grant)
+
+
+def status_proof(
+    digest: str, keys: Keys, issued_at: int, *, valid_ms: int = 5_000, **changes: Any
+) -> str:
+    """A signed status proof. issued_at: microseconds on the registry's clock."""
+    claims: dict[str, Any] = {
+        "audience": AUDIENCE,
+        "grant_digest": digest,
+        "revision": 1,
+        "issuer_epoch": 1,
+        "issued_at": issued_at,
+        "valid_until": issued_at + valid_ms * 1000,
+    }
+    claims.update(changes)
+    return tokens.sign(StatusProof(**claims).encode(), StatusProof.SCHEMA, keys.status)
+
+
+def fence_row(database: Database, resource: str) -> Any:
+    """The fence row as the superuser sees it, as a named tuple."""
+    with psycopg.connect(database.dsn(), autocommit=True) as conn:
+        return (
+            conn.cursor(row_factory=namedtuple_row)
+            .execute("select * from pgfence.fences where resource = %s", [resource])
+            .fetchone()
+        )
+
+
+def as_owner(database: Database, query: str, parameters: Any = ()) -> None:
+    """One statement as pgfence_owner: what a test must set up that no function does."""
+    with psycopg.connect(database.dsn()) as conn:
+        conn.execute("set local role pgfence_owner")
+        conn.execute(query, parameters)
