@@ -40,9 +40,9 @@ from pgfence.errors import PgfenceError
 SUPERUSER = "postgres"
 
 # Runs PostgreSQL ($2 and on) and exits with it. At the end of standard input (this process is
-# gone) it stops PostgreSQL at once and deletes the data ($1).
+# gone) it stops PostgreSQL at once and deletes its folder ($1); of root's, only the data in it.
 _KEEPER = """
-data=$1; shift
+folder=$1; data=$1/data; shift
 exec 3<&0
 "$@" 3<&- </dev/null &
 server=$!
@@ -50,7 +50,11 @@ server=$!
 reader=$!
 wait $server
 code=$?
-if [ -e "$data/orphaned" ]; then rm -rf "$data"; else kill $reader; wait $reader; fi
+if [ -e "$data/orphaned" ]; then
+    rm -rf "$data" "$folder" 2>/dev/null
+else
+    kill $reader; wait $reader
+fi
 exit $code
 """
 
@@ -129,7 +133,7 @@ class Server:
     @property
     def pid(self) -> int:
         """Process ID of the running server (the postmaster)."""
-        return int((self.data_dir / "postmaster.pid").read_text().split("\n", 1)[0])
+        return int(self._pid_file()[0])
 
     def dsn(self, database: str = "postgres", user: str = SUPERUSER, password: str = "") -> str:
         """A connection URL with the password in it, the superuser's if none is given."""
@@ -147,9 +151,12 @@ class Server:
             if self._launch():
                 return self
             message = self.log_file.read_bytes()[log_start:].decode(errors="replace")
-            if "could not bind" not in message:
+            if "could not bind" in message:
+                self.port = 0  # somebody took it between our choosing and the server's binding it
+            elif "still in use" in message:
+                time.sleep(0.2)  # sessions of a killed server are about to notice
+            else:
                 break
-            self.port = 0  # somebody took it between our choosing and the server's binding it
         raise EmbeddedServerError(f"PostgreSQL did not start:\n{message}")
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
@@ -169,7 +176,11 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.remove()
+            raise
 
     def __exit__(
         self,
@@ -205,11 +216,12 @@ class Server:
             "port": self.port,
             **self._settings,
         }
+        before = self._pid_file()
         command: list[str | Path] = [self.bin_dir / "postgres", "-D", self.data_dir]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         if not self._keep:
-            command = ["/bin/sh", "-c", _KEEPER, "pgfence-keeper", self.data_dir, *command]
+            command = ["/bin/sh", "-c", _KEEPER, "pgfence-keeper", self.directory, *command]
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -222,7 +234,10 @@ class Server:
                 **self._run_as,
             )
         while process.poll() is None:
-            if self._is_ready():
+            now = self._pid_file()
+            # In line 8 PostgreSQL itself says whether it is ready; pg_ctl looks there too. The file
+            # of a killed server still says so of that one.
+            if now != before and len(now) >= 8 and now[7].strip() == "ready":
                 self._process = process
                 return True
             time.sleep(0.01)
@@ -230,23 +245,21 @@ class Server:
             process.stdin.close()
         return False
 
-    def _is_ready(self) -> bool:
-        """PostgreSQL says so itself in line 8 of its pid file, which is what pg_ctl looks at."""
+    def _pid_file(self) -> list[str]:
         try:
-            lines = (self.data_dir / "postmaster.pid").read_text().splitlines()
+            return (self.data_dir / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
-            return False
-        return len(lines) >= 8 and lines[7].strip() == "ready"
+            return []
 
     def _runnable(self, bin_dir: Path) -> Path:
         """The folder itself, or a copy of its installation that the server's user can read."""
+        if not (bin_dir / "postgres").is_file():
+            raise EmbeddedServerError(f"no PostgreSQL: {bin_dir}/postgres is missing")
         try:
             version = self._run(bin_dir / "postgres", "--version")
-        except PermissionError:
+        except PermissionError as error:
             if not self._run_as:
-                raise EmbeddedServerError(f"{bin_dir}/postgres may not be executed") from None
-        except FileNotFoundError:
-            raise EmbeddedServerError(f"no PostgreSQL: {bin_dir}/postgres is missing") from None
+                raise EmbeddedServerError(f"{bin_dir}/postgres may not be executed") from error
         else:
             if version.returncode:
                 raise EmbeddedServerError(f"{bin_dir}/postgres does not run:\n{version.stdout}")
@@ -308,7 +321,7 @@ def _new_directory(given: Path | None, run_as: _RunAs) -> Path:
         except OSError as error:
             shutil.rmtree(directory)
             raise EmbeddedServerError(
-                f"PostgreSQL does not run as root, and root cannot become another user here: {error}"
+                f"PostgreSQL does not run as root, and root cannot become somebody else: {error}"
             ) from error
         if reachable:
             return directory

@@ -59,7 +59,7 @@ class Migration:
 
 
 def source_dir(name: str) -> Path:
-    """The folder `sql` or `migrations`: inside the package in a wheel, at the root of a checkout."""
+    """The folder `sql` or `migrations`: in the package in a wheel, at the root of a checkout."""
     packaged = _PACKAGE / name
     return packaged if packaged.is_dir() else _PACKAGE.parent / name
 
@@ -91,7 +91,9 @@ def migrate(dsn: str) -> Migration:
         "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=NullPool
     )
     with engine.begin() as connection:
-        connection.execute(text("select pg_catalog.pg_advisory_xact_lock(:k)"), {"k": _MIGRATE_LOCK})
+        connection.execute(
+            text("select pg_catalog.pg_advisory_xact_lock(:k)"), {"k": _MIGRATE_LOCK}
+        )
         before = _installed(connection)
         with Operations.context(MigrationContext.configure(connection)):
             for revision in _revisions(before):

@@ -145,9 +145,7 @@ class Database:
             for (gid,) in prepared:
                 conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
         with psycopg.connect(self.server.dsn, autocommit=True) as conn:
-            conn.execute(
-                sql.SQL("drop database {} with (force)").format(sql.Identifier(self.name))
-            )
+            conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(self.name)))
 
 
 def create_database(server: TestServer, name: str, *, template: str = "template1") -> Database:

@@ -36,8 +36,9 @@ def split(text: str) -> list[str]:
     statements = []
     start = 0
     for raw in parse_sql(text):
-        end = raw.stmt_location + raw.stmt_len if raw.stmt_len else len(source)
-        check_body(raw.stmt, source[raw.stmt_location : end].decode())
+        first = raw.stmt_location or 0
+        end = first + raw.stmt_len if raw.stmt_len else len(source)
+        check_body(raw.stmt, source[first:end].decode())
         statements.append(source[start:end].decode().strip())
         start = end + 1  # past the semicolon
     return statements
@@ -51,7 +52,7 @@ _UNKNOWN_TYPES = (
 )
 
 
-def check_body(node: ast.Node, statement: str) -> None:
+def check_body(node: ast.Node | None, statement: str) -> None:
     """Parse the body of a function or DO block; PostgreSQL itself would do so at its first run."""
     for pattern, known in _UNKNOWN_TYPES:
         statement = pattern.sub(known, statement)
