@@ -22,8 +22,6 @@ from pgfence.model.receipt import Position
 from pgfence.model.verdict import Verdict
 
 _log = logging.getLogger("pgfence.client")
-#: The schema that this client was built for: the head of the migrations.
-SCHEMA_VERSION = "0001_baseline"
 
 
 def connect(
@@ -40,7 +38,7 @@ def connect(
     """
     session = Session(dsn, prepare_threshold=prepare_threshold)
     try:
-        found = session.run(protocol.introduce(SCHEMA_VERSION, monotonic))
+        found = session.run(protocol.introduce(monotonic))
         if bundle_digest not in (None, found.bundle_digest):
             raise errors.BundleSplitError(
                 f"the database's trust bundle is {found.bundle_digest}, "

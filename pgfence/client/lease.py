@@ -262,7 +262,7 @@ class Lease:
                 self._learn_from(verdict)
                 raise errors.refusal(verdict)
             self._unknown = None
-            self._next_segment = number + 1
+            self._next_segment = max(self._next_segment, number + 1)
             return self._receipt(verdict, number, digest)
 
     def advance(self) -> Verdict:

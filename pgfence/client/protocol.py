@@ -32,6 +32,9 @@ from pgfence.model.lease import Ownership
 from pgfence.model.receipt import NOWHERE, Position
 from pgfence.model.verdict import Verdict
 
+#: The schema that this version was built for: the head of the migrations.
+SCHEMA_VERSION = "0001_baseline"
+
 Row = Sequence[Any]
 _log = logging.getLogger("pgfence.client")
 _T = TypeVar("_T")
@@ -507,8 +510,8 @@ class Introduction(NamedTuple):
     asked_at: float
 
 
-def introduce(schema_version: str, clock: Clock) -> Steps[Introduction]:
-    """Check that the schema fits this client, and fetch the trust bundle.
+def introduce(clock: Clock) -> Steps[Introduction]:
+    """Check that the schema fits this version of pgfence, and fetch the trust bundle.
 
     Raises `SchemaVersionError`, `NoWorkloadError` for a role that may not use pgfence, and
     `TrustRefusedError` if no bundle is installed.
@@ -522,14 +525,15 @@ def introduce(schema_version: str, clock: Clock) -> Steps[Introduction]:
             ) from failed.__cause__
         if failed.sqlstate == _NOT_ALLOWED:
             raise errors.NoWorkloadError(
-                f"this login role may not use pgfence ({failed.message}): grant pgfence_app to it"
+                f"this login role may not use pgfence ({failed.message}): grant pgfence_app to a "
+                "worker's role, pgfence_registry to that of a registry process"
             ) from failed.__cause__
         failed.rethrow()
     found = versions[0][0]
-    if found != schema_version:
+    if found != SCHEMA_VERSION:
         raise errors.SchemaVersionError(
             f"the database's pgfence schema is {found}, this client was built for "
-            f"{schema_version}: run `pgfence migrate`, or install the client that fits"
+            f"{SCHEMA_VERSION}: run `pgfence migrate`, or install the client that fits"
         )
     asked_at = clock()
     try:

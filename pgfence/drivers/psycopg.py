@@ -102,7 +102,7 @@ class Session:
     def _perform(self, step: Step) -> object:
         match step:
             case Batch():
-                with self._connection() as conn, _time_limit(conn, step.within):
+                with self._connection() as conn, time_limit(conn, step.within):
                     return self._batch(conn, step)
             case Work():
                 return self._call_work()
@@ -195,9 +195,14 @@ def run_within(conn: Connection, steps: Steps[_T]) -> _T:
             "the connection is in autocommit and no transaction is open: "
             "an admission would end with the call"
         )
+    return run_on(conn, steps)
+
+
+def run_on(conn: Connection, steps: Steps[_T]) -> _T:
+    """Drive `steps` that consist of calls on a connection as it is."""
 
     def perform(step: Step) -> object:
-        assert isinstance(step, Batch)  # noqa: S101 - the caller ends the transaction
+        assert isinstance(step, Batch)  # noqa: S101 - nothing else is the driver's to do here
         with _reported(conn):
             with conn.pipeline():
                 cursors = _send(conn, step)
@@ -236,7 +241,7 @@ def _failed(error: psycopg.Error, *, lost: bool) -> Failed:
 
 
 @contextmanager
-def _time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
+def time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
     """Cancel what runs on `conn` after so many seconds, and cut a connection that stays silent."""
     if seconds is None:
         yield

@@ -1,0 +1,1 @@
+"""The registry process: it signs what the database has decided."""

@@ -1,0 +1,166 @@
+"""The registry process: sign what the database decided, wake who waits, end who overstays.
+
+Any number may run at once, with the same key or with several. None of them remembers anything, so
+one that is killed loses nothing: what it had not recorded, the next one signs.
+"""
+
+import json
+import logging
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import IsolationLevel, RawCursor
+from psycopg.rows import tuple_row
+
+from pgfence import tokens
+from pgfence.client.database import monotonic
+from pgfence.client.protocol import introduce
+from pgfence.drivers.psycopg import run_on, time_limit
+from pgfence.errors import PgfenceError
+from pgfence.model.bundle import TrustBundle
+from pgfence.registry.issuer import Connection, Issuer
+
+_log = logging.getLogger("pgfence.registry")
+
+#: Seconds between two looks for work that no notification announced, and for overdue sessions.
+_LOOK = 0.5
+#: Seconds that one look may take before its connection is given up.
+_ANSWER = 10.0
+_OVERDUE = "select pid, transaction, resource, overdue_ms from pgfence_registry.overdue_sessions()"
+#: Seconds between attempts to connect: doubled each time, and drawn from the upper half.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+def run(dsn: str, key_file: Path) -> None:
+    """Serve until SIGTERM or SIGINT; for the main thread of a process.
+
+    Raises `KeyFileError` for a key file that others may read, and what `serve` raises.
+    """
+    issuer = Issuer(tokens.load_key(key_file))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    serve(dsn, issuer, stop)
+
+
+def serve(dsn: str, issuer: Issuer, stop: threading.Event) -> None:
+    """Sign until `stop` is set; connects again, with growing pauses, whenever it has to.
+
+    Refuses to start, and to go on after a lost connection, when the key is not a grant key of the
+    bundle in force (`TrustRefusedError`), the schema is not the one it was built for
+    (`SchemaVersionError`), or its role may not sign (`NoWorkloadError`).
+    """
+    _event("started", kid=issuer.kid)
+    pause = _FIRST_PAUSE
+    while not stop.is_set():
+        try:
+            with _connected(dsn, issuer) as conn:
+                pause = _FIRST_PAUSE
+                _Shift(conn, issuer).work(stop)
+        except psycopg.Error as error:
+            _event("disconnected", logging.WARNING, error=str(error), retry_in=round(pause, 3))
+            stop.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        except PgfenceError as error:
+            _event("refused", logging.ERROR, error=str(error), next_step=error.next_step)
+            raise
+    _event("stopped")
+
+
+@contextmanager
+def _connected(dsn: str, issuer: Issuer) -> Iterator[Connection]:
+    """A connection on which the issuer's key counts, and which hears of decided grants."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.isolation_level = IsolationLevel.READ_COMMITTED
+        with time_limit(conn, _ANSWER):
+            found = run_on(conn, introduce(monotonic))
+            bundle = TrustBundle.parse(found.bundle_document)
+            issuer.check(bundle, round(found.server_time.timestamp() * 1_000_000))
+            conn.execute("listen pgfence_sign")
+        _event("connected", kid=issuer.kid, bundle=bundle.version, audience=bundle.audience)
+        yield conn
+
+
+class _Shift:
+    """What one connection does until it is lost, or the process is stopped."""
+
+    def __init__(self, conn: Connection, issuer: Issuer) -> None:
+        self._conn = conn
+        self._issuer = issuer
+        #: Overdue sessions that the last look has found: backend and transaction.
+        self._overdue: set[tuple[int, str]] = set()
+        #: What was complained about, so that it is said once.
+        self._said: set[object] = set()
+
+    def work(self, stop: threading.Event) -> None:
+        """Sign at every notification, and look around in between."""
+        next_look = 0.0
+        while not stop.is_set():
+            with time_limit(self._conn, _ANSWER):
+                self._sign()
+                if monotonic() >= next_look:
+                    self._end_overdue()
+                    next_look = monotonic() + _LOOK
+            for _ in self._conn.notifies(timeout=max(0.0, next_look - monotonic()), stop_after=1):
+                pass
+
+    def _sign(self) -> None:
+        for outcome in self._issuer.sign_pending(self._conn):
+            grant = outcome.grant
+            if outcome.problem:
+                self._complain("not signed", lease=outcome.lease, problem=outcome.problem)
+            elif grant and outcome.recorded:
+                _event(
+                    "signed",
+                    resource=grant.resource,
+                    owner=grant.owner,
+                    lease=grant.lease,
+                    fence_token=grant.fence_token,
+                    request_id=grant.request_id,
+                )
+
+    def _end_overdue(self) -> None:
+        """End the sessions that two looks found holding up a waiter after their lease (R20)."""
+        with RawCursor(self._conn, row_factory=tuple_row) as cursor:
+            rows = cursor.execute(_OVERDUE).fetchall()
+            for pid, transaction, resource, overdue_ms in rows:
+                if (pid, transaction) not in self._overdue:
+                    continue
+                try:
+                    cursor.execute("select pg_catalog.pg_terminate_backend($1)", (pid,))
+                except psycopg.errors.InsufficientPrivilege:
+                    self._complain(
+                        "may not end an overdue session",
+                        pid=pid,
+                        transaction=transaction,
+                        resource=resource,
+                        next_step="grant pg_signal_backend to the registry's login role",
+                    )
+                else:
+                    _event(
+                        "ended an overdue session",
+                        logging.WARNING,
+                        pid=pid,
+                        resource=resource,
+                        overdue_ms=overdue_ms,
+                    )
+        self._overdue = {(pid, transaction) for pid, transaction, *_ in rows}
+
+    def _complain(self, name: str, **fields: Any) -> None:
+        what = (name, *fields.values())
+        if what not in self._said:
+            self._said.add(what)
+            _event(name, logging.ERROR, **fields)
+
+
+def _event(name: str, level: int = logging.INFO, **fields: Any) -> None:
+    """One log line: a JSON object."""
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    _log.log(level, "%s", json.dumps({"time": time, "event": name} | fields))
