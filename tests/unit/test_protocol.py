@@ -1,0 +1,422 @@
+"""The protocol's generators against scripted replies: no database, no clock but ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import pytest
+
+from pgfence import errors
+from pgfence.client import protocol
+from pgfence.client.protocol import (
+    Batch,
+    Call,
+    Failed,
+    Left,
+    Listen,
+    Reopen,
+    Rollback,
+    Sleep,
+    Step,
+    Wait,
+    Work,
+)
+from pgfence.model.lease import Ownership, State
+
+_T = TypeVar("_T")
+REQUEST = protocol.Request("req-1", "invoice/1", "settle", "sha256:" + "0" * 64, "", 9000)
+SEGMENT = protocol.Segment(
+    "v4.public.x", "lease-1", "invoice/1", "sha256:" + "0" * 64, 1, "{}", "ab"
+)
+LOST = Failed("server closed the connection", lost=True)
+
+
+def failed(sqlstate: str, *, lost: bool = False) -> Failed:
+    failure = Failed("what the server said", lost=lost, sqlstate=sqlstate)
+    failure.__cause__ = RuntimeError(sqlstate)
+    return failure
+
+
+def answer(state: str, **fields: Any) -> tuple[Any, ...]:
+    names = protocol.Answer.__slots__[1:]
+    return tuple(({"state": state} | fields).get(name) for name in names)
+
+
+def verdict(name: str, reason: str | None = None) -> tuple[Any, ...]:
+    return (name, reason, None, "invoice/1", 1, 1, 1, 1, "aa", "ab", datetime.now(UTC))
+
+
+class Script:
+    """Replies in order; an exception is thrown. Each step that is taken is written down."""
+
+    def __init__(self, *replies: Any) -> None:
+        self.now = 0.0
+        self.replies = list(replies)
+        self.steps: list[Step] = []
+        self.ownership = Ownership()
+
+    def clock(self) -> float:
+        return self.now
+
+    def change(self, move: protocol.Move) -> Ownership:
+        self.ownership = move(self.ownership, self.now)
+        return self.ownership
+
+    def run(self, steps: protocol.Steps[_T]) -> _T:
+        try:
+            step = next(steps)
+            while True:
+                self.steps.append(step)
+                reply = self._reply(step)
+                step = steps.throw(reply) if isinstance(reply, BaseException) else steps.send(reply)
+        except StopIteration as stop:
+            assert not self.replies, "the script was not played to its end"
+            result: _T = stop.value
+            return result
+
+    def _reply(self, step: Step) -> Any:
+        if isinstance(step, Wait | Sleep):
+            self.now += step.seconds
+            return None
+        if isinstance(step, Reopen | Listen | Rollback):
+            return None
+        reply = self.replies.pop(0)
+        return reply() if callable(reply) else reply
+
+    def names(self) -> list[str]:
+        """The steps by name; a batch by the functions that it calls."""
+        names = []
+        for step in self.steps:
+            if isinstance(step, Batch):
+                functions = [call.sql.split("(")[0].split(".")[-1] for call in step.calls]
+                names.append("+".join((["begin"] if step.begin else []) + functions))
+            else:
+                names.append(type(step).__name__)
+        return names
+
+
+def one(*row: Any) -> list[list[tuple[Any, ...]]]:
+    return [[row]]
+
+
+def waiting(look_again_ms: int = 1000) -> list[list[tuple[Any, ...]]]:
+    return one(*answer("WAIT", look_again_ms=look_again_ms, wake_channel="c", reason="held"))
+
+
+HELD = one(*answer("HELD", lease="lease-1", token="v4.public.x", remaining_ms=9000))
+SIGNING = one(*answer("SIGNING", look_again_ms=200, wake_channel="c"))
+WITHDRAWN = one(*answer("WITHDRAWN"))
+
+
+def test_r36_a_waiter_listens_then_asks_again_then_waits() -> None:
+    script = Script(waiting(), waiting(), HELD)
+    got = script.run(protocol.acquire(REQUEST, None, script.clock))
+    assert got.token == "v4.public.x"
+    assert script.names() == ["request", "Listen", "request", "Wait", "request"]
+
+
+def test_r34_a_lost_reply_is_answered_by_asking_again_on_a_new_connection() -> None:
+    script = Script(waiting(), LOST, waiting(), HELD)
+    script.run(protocol.acquire(REQUEST, None, script.clock))
+    assert script.names() == [
+        "request", "Listen", "request", "Sleep", "Reopen", "request", "Listen", "request",
+    ]  # fmt: skip
+    asked = [step for step in script.steps if isinstance(step, Batch)]
+    assert len({batch.calls for batch in asked}) == 1
+
+
+def test_r36_a_waiter_that_gives_up_withdraws() -> None:
+    script = Script(waiting(), waiting(), waiting(), waiting(), WITHDRAWN)
+    with pytest.raises(errors.AcquireTimeoutError, match=r"within 1\.5 s: held"):
+        script.run(protocol.acquire(REQUEST, 1.5, script.clock))
+    assert script.names()[-2:] == ["request", "withdraw"]
+    assert script.now == 1.5
+
+
+def test_a_resource_that_is_held_is_refused_at_once_on_request() -> None:
+    script = Script(waiting(), WITHDRAWN)
+    with pytest.raises(errors.AcquireTimeoutError):
+        script.run(protocol.acquire(REQUEST, 0.0, script.clock))
+
+
+def test_a_decided_grant_gets_time_to_be_signed_whatever_the_timeout() -> None:
+    script = Script(SIGNING, SIGNING, HELD)
+    assert script.run(protocol.acquire(REQUEST, 0.0, script.clock)).state == "HELD"
+
+
+def test_a_registry_that_stays_away_ends_the_attempt_and_withdraws() -> None:
+    script = Script(*[LOST] * 13, WITHDRAWN)
+    with pytest.raises(errors.AcquireTimeoutError, match="server closed the connection"):
+        script.run(protocol.acquire(REQUEST, None, script.clock))
+    assert script.names()[-2:] == ["Reopen", "withdraw"]
+    assert script.now <= REQUEST.ttl_ms / 1000
+
+
+@pytest.mark.parametrize("state", ["EXPIRED", "RELEASED", "SUPERSEDED", "WITHDRAWN", "UNKNOWN"])
+def test_a_request_whose_lease_is_over_is_not_held(state: str) -> None:
+    script = Script(one(*answer(state)))
+    with pytest.raises(errors.NotHeldError) as caught:
+        script.run(protocol.acquire(REQUEST, None, script.clock))
+    assert caught.value.verdict.reason == state
+
+
+def test_an_error_of_the_registry_is_typed() -> None:
+    script = Script(failed("PF303"))
+    with pytest.raises(errors.RequestConflictError) as caught:
+        script.run(protocol.acquire(REQUEST, None, script.clock))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def accepted() -> list[list[tuple[Any, ...]]]:
+    return [[answer("HELD", remaining_ms=9000)], [verdict("ACCEPTED")]]
+
+
+def run_apply(*replies: Any) -> tuple[Script, Callable[[], Any]]:
+    script = Script(*replies)
+    script.change(lambda o, now: o.confirmed(now, now, 5.0))
+    return script, lambda: script.run(protocol.apply(SEGMENT, script.change, script.clock))
+
+
+def test_r54_the_look_and_the_call_go_out_with_begin() -> None:
+    script, go = run_apply(accepted(), Left.OPEN, None)
+    assert go().verdict == "ACCEPTED"
+    assert script.names() == ["begin+look+fenced_apply", "Work", "Commit"]
+    assert script.ownership.deadline == 9.0
+
+
+@pytest.mark.parametrize("name", ["REPLAYED", "STALE_OWNER", "NOT_HELD", "PAYLOAD_CONFLICT"])
+def test_r18_anything_but_accepted_is_committed_without_work(name: str) -> None:
+    script, go = run_apply([[answer("HELD", remaining_ms=1)], [verdict(name)]], None)
+    assert go().verdict == name
+    assert script.names() == ["begin+look+fenced_apply", "Commit"]
+
+
+def test_r18_a_refusal_stands_also_when_its_commit_is_lost() -> None:
+    _, go = run_apply([[answer("EXPIRED")], [verdict("NOT_HELD", "EXPIRED")]], LOST)
+    assert go().verdict == "NOT_HELD"
+
+
+def test_r54_work_does_not_run_when_the_registry_says_otherwise() -> None:
+    script, go = run_apply([[answer("EXPIRED")], [verdict("ACCEPTED")]])
+    with pytest.raises(errors.OwnershipUnknownError):
+        go()
+    assert script.names() == ["begin+look+fenced_apply", "Rollback"]
+    assert script.ownership.state is State.EXPIRED
+
+
+def test_r44_a_lost_acknowledgement_is_unknown_and_not_retried() -> None:
+    script, go = run_apply(accepted(), Left.OPEN, LOST)
+    with pytest.raises(errors.MutationUnknownError) as caught:
+        go()
+    assert script.names() == ["begin+look+fenced_apply", "Work", "Commit"]
+    error = caught.value
+    assert (error.resource, error.operation_root, error.segment_seq, error.payload_digest) == (
+        SEGMENT.resource, SEGMENT.operation_root, 1, "ab",
+    )  # fmt: skip
+
+
+def test_r44_a_server_that_shuts_down_at_commit_leaves_it_unknown() -> None:
+    _, go = run_apply(accepted(), Left.OPEN, failed("57P01", lost=True))
+    with pytest.raises(errors.MutationUnknownError):
+        go()
+
+
+def test_r19_a_lease_that_ended_before_commit_is_known_not_written() -> None:
+    _, go = run_apply(accepted(), Left.OPEN, failed("PF203"))
+    with pytest.raises(errors.LeaseEndedError):
+        go()
+
+
+@pytest.mark.parametrize("sqlstate", ["25P03", "25P04"])
+def test_r20_a_session_that_the_server_ended_for_idling_is_known_not_written(
+    sqlstate: str,
+) -> None:
+    for replies in (
+        (accepted(), Left.OPEN, failed(sqlstate, lost=True)),
+        (accepted(), failed(sqlstate, lost=True)),
+    ):
+        _, go = run_apply(*replies)
+        with pytest.raises(errors.LeaseEndedError, match="nothing was written"):
+            go()
+
+
+def test_an_error_at_commit_with_a_live_connection_is_known_not_written() -> None:
+    _, go = run_apply(accepted(), Left.OPEN, failed("23505"))
+    with pytest.raises(RuntimeError, match="23505"):
+        go()
+
+
+@pytest.mark.parametrize("error", [ValueError("page is empty"), KeyboardInterrupt()])
+def test_what_work_raises_undoes_the_transaction_and_comes_out(error: BaseException) -> None:
+    script, go = run_apply(accepted(), error)
+    with pytest.raises(type(error)) as caught:
+        go()
+    assert caught.value is error
+    assert script.names()[-1] == "Rollback"
+
+
+def test_r23_a_guard_s_refusal_in_work_is_typed() -> None:
+    script, go = run_apply(accepted(), failed("PF201"))
+    with pytest.raises(errors.NotAdmittedError):
+        go()
+    assert script.names()[-1] == "Rollback"
+
+
+def test_work_that_swallowed_a_database_error_is_told() -> None:
+    script, go = run_apply(accepted(), Left.ABORTED)
+    with pytest.raises(errors.PgfenceError, match="the transaction was undone"):
+        go()
+    assert script.names()[-1] == "Rollback"
+
+
+def test_work_that_ended_the_transaction_itself_leaves_it_unknown() -> None:
+    _, go = run_apply(accepted(), Left.ENDED)
+    with pytest.raises(errors.MutationUnknownError):
+        go()
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01"])
+def test_a_conflict_before_work_is_tried_again(sqlstate: str) -> None:
+    script, go = run_apply(failed(sqlstate), failed(sqlstate), accepted(), Left.OPEN, None)
+    assert go().verdict == "ACCEPTED"
+    assert script.names().count("Work") == 1
+
+
+def test_a_conflict_that_stays_comes_out_unchanged() -> None:
+    _, go = run_apply(*[failed("40001")] * 3)
+    with pytest.raises(RuntimeError, match="40001"):
+        go()
+
+
+def test_a_conflict_in_work_or_at_commit_is_not_retried() -> None:
+    for replies in (
+        (accepted(), failed("40001")),
+        (accepted(), Left.OPEN, failed("40001")),
+    ):
+        script, go = run_apply(*replies)
+        with pytest.raises(RuntimeError, match="40001"):
+            go()
+        assert script.names().count("Work") == 1
+
+
+def test_a_generator_that_is_dropped_while_work_runs_closes_quietly() -> None:
+    steps = protocol.apply(SEGMENT, Script().change, lambda: 0.0)
+    next(steps)
+    assert isinstance(steps.send(accepted()), Work)
+    steps.close()
+
+
+def renewed(remaining_ms: int) -> list[list[tuple[Any, ...]]]:
+    return one(*answer("HELD", remaining_ms=remaining_ms))
+
+
+def keep(*replies: Any) -> Script:
+    script = Script(*replies)
+    script.change(lambda o, now: o.confirmed(now, now, 9.0))
+    script.run(protocol.keep("lease-1", 9000, script.change, script.clock))
+    return script
+
+
+def test_r35_renewal_comes_at_a_third_of_the_lease_with_jitter() -> None:
+    script = keep(renewed(9000), one(*answer("SUPERSEDED")))
+    naps = [step.seconds for step in script.steps if isinstance(step, Sleep)]
+    assert len(naps) == 2
+    assert all(2.7 <= nap <= 3.0 for nap in naps)
+    assert script.ownership.state is State.EXPIRED
+    assert script.ownership.reason == "SUPERSEDED"
+
+
+def test_r42_one_lost_reply_does_not_kill_a_healthy_owner() -> None:
+    seen = []
+
+    def lost() -> Failed:
+        seen.append(script.ownership.state)
+        return LOST
+
+    def confirmed() -> list[list[tuple[Any, ...]]]:
+        seen.append(script.ownership.state)
+        return renewed(9000)
+
+    def over() -> list[list[tuple[Any, ...]]]:
+        seen.append(script.ownership.state)
+        return one(*answer("RELEASED"))
+
+    script = Script(lost, confirmed, over)
+    script.change(lambda o, now: o.confirmed(now, now, 9.0))
+    script.run(protocol.keep("lease-1", 9000, script.change, script.clock))
+    assert seen == [State.RENEWING, State.OWNERSHIP_UNKNOWN, State.RENEWING]
+    assert script.names() == ["Sleep", "renew", "Sleep", "Reopen", "renew", "Sleep", "renew"]
+
+
+def test_r43_renewal_that_fails_longer_than_the_lease_ends_it_at_the_last_confirmed_deadline() -> (
+    None
+):
+    script = Script(*[LOST] * 30)
+    script.change(lambda o, now: o.confirmed(now, now, 9.0))
+    with pytest.raises(AssertionError, match="not played to its end"):
+        script.run(protocol.keep("lease-1", 9000, script.change, script.clock))
+    assert script.ownership.state is State.EXPIRED
+    assert 9.0 <= script.now <= 10.0
+
+
+def test_an_error_without_a_lost_connection_is_asked_again_on_the_same_one() -> None:
+    script = keep(failed("57014"), one(*answer("RELEASED")))
+    assert script.names() == ["Sleep", "renew", "Sleep", "renew"]
+
+
+def test_release_is_asked_again_once_on_a_new_connection() -> None:
+    script = Script(LOST, one(*answer("RELEASED")))
+    script.run(protocol.release("lease-1", script.clock))
+    assert script.names() == ["release", "Reopen", "release"]
+
+
+def test_r21_advance_is_repeated_when_its_answer_is_lost() -> None:
+    row = one(*verdict("ADVANCED"))
+    script = Script(row, LOST, row, None)
+    assert script.run(protocol.advance("v4.public.x")).verdict == "ADVANCED"
+    assert script.names() == [
+        "begin+advance", "Commit", "Rollback", "Reopen", "begin+advance", "Commit",
+    ]  # fmt: skip
+
+
+def test_position_of_an_unknown_resource_is_the_beginning() -> None:
+    position = Script([[]]).run(protocol.position("invoice/1"))
+    assert (position.highest_fence, position.last_segment, position.operation_root) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "says"),
+    [
+        (failed("3F000"), errors.SchemaVersionError, "pgfence migrate"),
+        (failed("42883"), errors.SchemaVersionError, "pgfence migrate"),
+        (failed("42501"), errors.NoWorkloadError, "grant pgfence_app"),
+        (one("9999_future"), errors.SchemaVersionError, "9999_future.*was built for"),
+        (failed("28000"), RuntimeError, "28000"),
+    ],
+)
+def test_a_database_that_does_not_fit_says_what_to_do(
+    reply: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        Script(reply).run(protocol.introduce(lambda: 0.0))
+
+
+def test_a_database_without_trust_bundle_says_what_to_do() -> None:
+    with pytest.raises(errors.TrustRefusedError) as caught:
+        Script(one(protocol.SCHEMA_VERSION), [[]]).run(protocol.introduce(lambda: 0.0))
+    assert caught.value.next_step == "Run: pgfence trust init"
+
+
+def test_r54_in_a_caller_s_transaction_a_refusal_is_returned_and_nothing_is_ended() -> None:
+    script = Script([[answer("SUPERSEDED")], [verdict("STALE_OWNER")]])
+    assert script.run(protocol.apply_within(SEGMENT, script.clock)).verdict == "STALE_OWNER"
+    assert script.steps == [
+        Batch(
+            (
+                Call("select * from pgfence_registry.look($1)", ("lease-1",)),
+                Call("select * from pgfence.fenced_apply($1, $2, $3)", ("v4.public.x", 1, "{}")),
+            )
+        )
+    ]
