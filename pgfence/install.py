@@ -20,7 +20,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from pgfence.errors import SchemaVersionError
@@ -85,19 +85,22 @@ def migrate(dsn: str) -> Migration:
     """Bring a database to `head()`, in one transaction; changes nothing if it is there already.
 
     Raises SchemaVersionError if the database stands at a version that this package does not know,
-    or the role may not look; errors of the database pass through (as sqlalchemy.exc.DBAPIError).
+    or the role may not look. Errors of the database pass through as psycopg.Error.
     """
     engine = create_engine(
         "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=NullPool
     )
-    with engine.begin() as connection:
-        connection.execute(
-            text("select pg_catalog.pg_advisory_xact_lock(:k)"), {"k": _MIGRATE_LOCK}
-        )
-        before = _installed(connection)
-        with Operations.context(MigrationContext.configure(connection)):
-            for revision in _revisions(before):
-                revision.module.upgrade()
+    try:
+        with engine.begin() as connection:
+            connection.execute(
+                text("select pg_catalog.pg_advisory_xact_lock(:k)"), {"k": _MIGRATE_LOCK}
+            )
+            before = _installed(connection)
+            with Operations.context(MigrationContext.configure(connection)):
+                for revision in _revisions(before):
+                    revision.module.upgrade()
+    except DBAPIError as error:
+        raise error.orig or error from None
     return Migration(before, head())
 
 

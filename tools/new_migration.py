@@ -32,14 +32,13 @@ class SourceError(Exception):
 
 def split(text: str) -> list[str]:
     """The statements of an SQL text, each with the comment before it and without its semicolon."""
-    source = text.encode()
     statements = []
     start = 0
     for raw in parse_sql(text):
         first = raw.stmt_location or 0
-        end = first + raw.stmt_len if raw.stmt_len else len(source)
-        check_body(raw.stmt, source[first:end].decode())
-        statements.append(source[start:end].decode().strip())
+        end = first + raw.stmt_len if raw.stmt_len else len(text)
+        check_body(raw.stmt, text[first:end])
+        statements.append(text[start:end].strip())
         start = end + 1  # past the semicolon
     return statements
 

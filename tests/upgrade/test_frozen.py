@@ -71,3 +71,11 @@ def test_a_source_that_does_not_parse_is_not_frozen(source: str, tmp_path: Path)
     (tmp_path / "sql" / "bad.sql").write_text(source)
     with pytest.raises(new_migration.SourceError, match=r"sql/bad\.sql"):
         list(new_migration.frozen_files(tmp_path))
+
+
+def test_statements_are_split_after_the_semicolon_that_ends_them() -> None:
+    body = "create function f() returns text language sql as $$ select '…;' $$"
+    assert new_migration.split(f"-- α;\n{body};\nselect 'ω;' ; -- end\n") == [
+        f"-- α;\n{body}",
+        "select 'ω;'",
+    ]
