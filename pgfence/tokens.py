@@ -99,13 +99,15 @@ def verify(token: str, schema: str, bundle: TrustBundle, now_us: int) -> Verifie
 def write_key(path: Path, key: Ed25519PrivateKey) -> None:
     """Write a private key (PEM, PKCS #8) to a new file that only its owner may read.
 
-    Raises `KeyFileError` if there is a file already.
+    Raises `KeyFileError` if there is a file already, or none can be made there.
     """
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise KeyFileError(f"{path} exists; a key is never overwritten") from error
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be made: {error.strerror}") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(pem)
         file.flush()
@@ -115,14 +117,17 @@ def write_key(path: Path, key: Ed25519PrivateKey) -> None:
 def load_key(path: Path) -> Ed25519PrivateKey:
     """Read a private key that `write_key` wrote.
 
-    Raises `KeyFileError` if others than its owner may read or write the file, or it holds no
-    Ed25519 key.
+    Raises `KeyFileError` if it cannot be read, if others than its owner may use it, or if it holds
+    no Ed25519 key.
     """
-    with path.open("rb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        if mode & 0o077:
-            raise KeyFileError(f"{path} has mode {mode:04o}: others may use it; run chmod 600")
-        pem = file.read()
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            pem = file.read()
+    except OSError as error:
+        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise KeyFileError(f"{path} has mode {mode:04o}: others may use it; run chmod 600")
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

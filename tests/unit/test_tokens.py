@@ -238,3 +238,10 @@ def test_key_file_without_an_ed25519_key_is_refused(tmp_path: Path) -> None:
     path.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(KeyFileError, match="not an Ed25519"):
         tokens.load_key(path)
+
+
+def test_key_file_that_is_not_there_is_a_key_file_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        tokens.load_key(tmp_path / "none.key")
+    with pytest.raises(KeyFileError, match="cannot be made"):
+        tokens.write_key(tmp_path / "none" / "grant.key", cases.GRANT_KEY)
