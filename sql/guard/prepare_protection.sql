@@ -32,7 +32,7 @@ begin
     if v_protection.template <> p_template then
         perform pgfence._raise('UNPROTECTABLE',
             format('%s is protected with the template %s already', p_table, v_protection.template),
-            format('Leases name resources by that template. If none is held: drop the table''s triggers pgfence_guard_…, and '
+            format('Leases name resources by that template. If none is held: drop the table''s triggers pgfence_guard_..., and '
                    'as a member of pgfence_owner: delete from pgfence.protected_tables where protected_table = %L::regclass;',
                 p_table), 'R23');
     end if;

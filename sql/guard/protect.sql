@@ -51,7 +51,7 @@ begin
     if exists (select from pgfence.guards as g where g.protected_table = p_table and g.missing is not null) then
         raise exception '% could not be guarded', p_table
             using errcode = 'PF304', constraint = 'R25', detail = '{"error": "UNPROTECTABLE"}',
-                  hint = 'See pgfence.guards. Triggers of the name pgfence_guard_… on it or its partitions are in the way.';
+                  hint = 'See pgfence.guards. Triggers of the name pgfence_guard_... on it or its partitions are in the way.';
     end if;
 end
 $$;
