@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from base64 import urlsafe_b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -148,3 +149,11 @@ def as_owner(database: Database, query: str, parameters: Any = ()) -> None:
     with psycopg.connect(database.dsn()) as conn:
         conn.execute("set local role pgfence_owner")
         conn.execute(query, parameters)
+
+
+def in_background(function: Callable[[], Any]) -> Future[Any]:
+    """Run one blocking call in a thread of its own."""
+    executor = ThreadPoolExecutor(max_workers=1)
+    future = executor.submit(function)
+    executor.shutdown(wait=False)
+    return future

@@ -36,8 +36,10 @@ begin
         select f.* into v_fence from pgfence.fences as f
          where f.resource = p_request.resource for no key update skip locked;
         exit when found;
-        insert into pgfence.fences (resource) values (p_request.resource) on conflict do nothing;
-        continue when found;
+        if not exists (select from pgfence.fences as f where f.resource = p_request.resource) then
+            insert into pgfence.fences (resource) values (p_request.resource) on conflict do nothing;
+            continue;
+        end if;
         if p_new then
             return pgfence_registry._wait(p_request, v_now, 'a transaction on the resource is still open');
         end if;
@@ -45,6 +47,9 @@ begin
          where f.resource = p_request.resource for no key update;
         exit when found;
     end loop;
+
+    -- Whoever asks in a transaction that goes on holds up everybody else: not for long (R20).
+    perform pgfence._limit_transaction(pg_catalog.clock_timestamp() + interval '5 seconds');
 
     -- Lock order: fence row, then grant row. A locked grant row is a renewal in flight.
     v_now := pg_catalog.clock_timestamp();

@@ -14,6 +14,7 @@ declare
     v_caller constant text := pgfence_registry._caller();
     v_request pgfence_registry.requests;
     v_grant pgfence_registry.grants;
+    v_answer pgfence_registry.answer;
     v_new boolean := false;
 begin
     perform pgfence_registry._check_request(p_request_id, p_resource, p_operation_class, p_operation_root, p_ttl_ms,
@@ -47,7 +48,11 @@ begin
             return pgfence_registry._answer_of_grant(v_grant, true);
         end if;
     elsif v_request.state = 'WITHDRAWN' then
-        return row('WITHDRAWN', p_request_id, p_resource, null, null, null, null, p_ttl_ms, null, null, null, null, null);
+        v_answer.state := 'WITHDRAWN';
+        v_answer.request_id := p_request_id;
+        v_answer.resource := p_resource;
+        v_answer.ttl_ms := p_ttl_ms;
+        return v_answer;
     end if;
 
     update pgfence_registry.requests as r

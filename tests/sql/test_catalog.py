@@ -69,14 +69,14 @@ CASES = [
     ),
     Case(
         "nobody but the owner may execute an internal function",
-        rf"{FUNCTIONS} p.proname like '\_%%' and {EXECUTE} true)",
+        rf"{FUNCTIONS} p.proname like '\_%' and {EXECUTE} true)",
         f"create function pgfence._planted() returns integer {BODY};"
         "grant execute on function pgfence._planted() to pgfence_app",
         "pgfence._planted()",
     ),
     Case(
         "only entry points and triggers run with the owner's rights",
-        rf"{FUNCTIONS} p.prosecdef and p.proname like '\_%%' and p.prorettype <> 'trigger'::regtype",
+        rf"{FUNCTIONS} p.prosecdef and p.proname like '\_%' and p.prorettype <> 'trigger'::regtype",
         f"create function pgfence._planted() returns integer security definer {BODY}",
         "pgfence._planted()",
     ),

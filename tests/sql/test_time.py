@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.support import Database, Keys, wait_until, wait_until_blocked, wait_until_state
-from tests.workers import Worker, as_owner, fence_row, grant_of
+from tests.workers import Worker, as_owner, fence_row, grant_of, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
 SNAPSHOT_LEVELS = ["repeatable read", "serializable"]
@@ -45,14 +43,6 @@ def wait_until_past(observer: psycopg.Connection[Any], lease: str) -> None:
         return row is not None and row[0]
 
     wait_until(past, f"lease {lease} is over")
-
-
-def in_background(function: Callable[[], Any]) -> Future[Any]:
-    """Run one blocking call in a thread of its own."""
-    executor = ThreadPoolExecutor(max_workers=1)
-    future = executor.submit(function)
-    executor.shutdown(wait=False)
-    return future
 
 
 def no_timeouts(worker: Worker) -> None:
