@@ -405,14 +405,20 @@ def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
 
 
 def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer, Verdict]]:
-    """BEGIN, look and fenced_apply, once more after a conflict: the caller's work has not begun."""
+    """BEGIN, look and fenced_apply: again after a conflict, and on a new connection when the old
+    one was lost. The caller's work has not begun, and without COMMIT nothing stands.
+    """
+    lost = False
     for attempt in range(_ATTEMPTS):
-        asked_at = clock()
         try:
+            if lost:
+                yield Reopen()
+            asked_at = clock()
             looked, applied = yield Batch(_calls(segment), begin=True)
         except Failed as failed:
             yield from _roll_back()
-            if failed.sqlstate not in _TRY_AGAIN or attempt == _ATTEMPTS - 1:
+            lost = failed.lost
+            if attempt == _ATTEMPTS - 1 or not (lost or failed.sqlstate in _TRY_AGAIN):
                 _not_written(failed)
         else:
             return Answer.from_row(looked[0], asked_at), Verdict.from_row(applied[0])

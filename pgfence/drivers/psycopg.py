@@ -89,7 +89,10 @@ class Session:
             return run(steps, self._perform)
         finally:
             self._work = None
-            if self._conn is not None and self._conn.info.transaction_status:
+            if self._transaction is not None or (
+                self._conn is not None
+                and self._conn.info.transaction_status != TransactionStatus.IDLE
+            ):
                 self.close()
 
     def close(self) -> None:
@@ -225,6 +228,11 @@ def _reported(conn: Connection) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
+        # Of a pipeline psycopg sometimes reports the last error, which the first one caused.
+        while isinstance(error, psycopg.errors.PipelineAborted) and isinstance(
+            error.__context__, psycopg.Error
+        ):
+            error = error.__context__
         raise _failed(error, lost=conn.closed) from error
 
 

@@ -284,6 +284,13 @@ def test_a_conflict_before_work_is_tried_again(sqlstate: str) -> None:
     assert script.names().count("Work") == 1
 
 
+def test_a_connection_lost_before_work_is_replaced() -> None:
+    script, go = run_apply(LOST, accepted(), Left.OPEN, None)
+    assert go().verdict == "ACCEPTED"
+    begin = "begin+look+fenced_apply"
+    assert script.names() == [begin, "Rollback", "Reopen", begin, "Work", "Commit"]
+
+
 def test_a_conflict_that_stays_comes_out_unchanged() -> None:
     _, go = run_apply(*[failed("40001")] * 3)
     with pytest.raises(RuntimeError, match="40001"):

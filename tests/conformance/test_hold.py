@@ -1,0 +1,301 @@
+"""fence.hold: acquire, renew in the background, lose, take over, release."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from pgfence import State, errors
+from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
+from tests.conformance.drivers import Driver, Execute, Lease
+from tests.proxy import proxy_to
+from tests.support import Database, wait_until
+
+WAITING = "select count(*) from pgfence_registry.requests where state = 'WAITING'"
+
+
+def settle(invoice: int, state: str = "settled") -> Any:
+    return lambda execute: execute(SETTLE, invoice, state)
+
+
+def wait_for_state(lease: Lease, state: State, timeout: float = 10.0) -> None:
+    wait_until(lambda: lease.state is state, f"the lease becomes {state}", timeout=timeout)
+
+
+def test_r34_the_same_request_id_gives_the_same_grant(connect: Connect) -> None:
+    with connect().hold(RESOURCE, operation="settle", request_id="batch-7") as first:
+        first.apply({"page": 1}, settle(1))
+        with connect().hold(RESOURCE, operation="settle", request_id="batch-7") as second:
+            assert second.token == first.token
+            # A process that was started again begins at the beginning: what stands is replayed.
+            assert second.apply({"page": 1}, settle(1)).replayed
+            assert not second.apply({"page": 2}, settle(2)).replayed
+
+
+def test_r34_the_same_request_id_for_something_else_is_an_error(connect: Connect) -> None:
+    with (
+        connect().hold(RESOURCE, operation="settle", request_id="batch-7"),
+        pytest.raises(errors.RequestConflictError),
+        connect().hold(RESOURCE, operation="settle", request_id="batch-7", ttl=5),
+    ):
+        pytest.fail("held")
+
+
+def test_r35_a_second_request_of_the_same_owner_waits_and_gets_a_higher_fence(
+    connect: Connect, served: Database
+) -> None:
+    fence, fences = connect(), []
+
+    def second() -> None:
+        with connect().hold(RESOURCE, operation="settle") as lease:
+            fences.append(lease.fence_token)
+
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        thread = threading.Thread(target=second)
+        thread.start()
+        wait_until(lambda: count(served, WAITING) == 1, "the second request waits")
+        assert not fences
+        first = lease.fence_token
+    thread.join(10)
+    assert fences == [first + 1]
+
+
+def test_r36_a_resource_that_is_held_can_be_refused_at_once(
+    connect: Connect, served: Database
+) -> None:
+    with (
+        connect("worker_a").hold(RESOURCE, operation="settle"),
+        pytest.raises(errors.AcquireTimeoutError),
+        connect("worker_b").hold(RESOURCE, operation="settle", timeout=0),
+    ):
+        pytest.fail("held twice")
+    assert count(served, WAITING) == 0
+
+
+def test_a_free_resource_is_had_with_a_timeout_of_zero(connect: Connect) -> None:
+    with connect().hold(RESOURCE, operation="settle", timeout=0) as lease:
+        assert lease.state is State.HELD
+
+
+def test_r35_a_lease_is_renewed_as_long_as_the_block_runs(
+    connect: Connect, served: Database
+) -> None:
+    ends = "select extract(epoch from lease_ends_at) * 1000 from pgfence_registry.grants"
+    with connect().hold(RESOURCE, operation="settle", ttl=0.6) as lease:
+        first, fence_token = count(served, ends), lease.fence_token
+        wait_until(lambda: count(served, ends) > first + 600, "renewed more than once")
+        assert lease.apply({"page": 1}, settle(1)).fence_token == fence_token
+
+
+def test_r42_a_lost_renewal_is_asked_again_and_work_goes_on_with_the_same_fence(
+    connect: Connect, served: Database
+) -> None:
+    with proxy_to(served.dsn("worker_a")) as proxy:
+        fence = connect(dsn=proxy.dsn)
+        with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
+            lease.apply({"page": 1}, settle(1))
+            proxy.cut()
+            wait_for_state(lease, State.OWNERSHIP_UNKNOWN)
+            wait_for_state(lease, State.HELD)
+            again = lease.apply({"page": 2}, settle(2))
+            assert (again.fence_token, again.segment_seq) == (lease.fence_token, 2)
+
+
+def test_r42_r43_without_the_registry_nothing_new_starts_and_the_lease_ends_by_the_own_clock(
+    connect: Connect, served: Database
+) -> None:
+    with proxy_to(served.dsn("worker_a")) as proxy:
+        fence = connect(dsn=proxy.dsn)
+        with fence.hold(RESOURCE, operation="settle", ttl=2) as lease:
+            proxy.close()
+            wait_for_state(lease, State.OWNERSHIP_UNKNOWN)
+            with pytest.raises(errors.OwnershipUnknownError):
+                lease.apply({"page": 1}, settle(1))
+            wait_for_state(lease, State.EXPIRED)
+            with pytest.raises(errors.NotHeldError) as caught:
+                lease.apply({"page": 1}, settle(1))
+            assert caught.value.verdict.reason == "EXPIRED"
+            with pytest.raises(errors.NotHeldError):
+                lease.wait_held()
+    assert states(served)[1] == "open"
+
+
+def test_r10_a_partitioned_owner_is_refused_when_another_one_has_written(
+    connect: Connect, driver: Driver, served: Database
+) -> None:
+    """etcd#10811: cut off from the registry, it still reaches the database."""
+    with proxy_to(served.dsn("worker_a")) as proxy:
+        cut_off = connect(dsn=proxy.dsn)
+        with cut_off.hold(RESOURCE, operation="settle", ttl=0.5) as old:
+            old.apply({"page": 1}, settle(1, "by A"))
+            proxy.close()
+            with connect("worker_b").hold(
+                RESOURCE, operation="settle", continues_root=old.operation_root
+            ) as new:
+                position = new.position()
+                assert (position.operation_root, position.last_segment) == (old.operation_root, 1)
+                new.apply({"page": 2}, settle(1, "by B"))
+                with driver.transaction(served.dsn("worker_a")) as (conn, execute):
+                    verdict = cut_off.apply(conn, old.token, 2, {"page": 2})
+                    with pytest.raises(Exception, match="admitted"):
+                        settle(1, "by A")(execute)
+                assert verdict.verdict == "STALE_OWNER"
+                assert new.position().continues_root == old.operation_root
+    assert states(served)[1] == "by B"
+    assert count(served, "select count(*) from pgfence.receipts") == 2
+
+
+def test_r10_an_owner_that_is_told_so_does_not_go_on(connect: Connect, served: Database) -> None:
+    with connect("worker_a").hold(RESOURCE, operation="settle", ttl=30) as old:
+        served.connect("dba").execute(
+            "set role pgfence_owner; update pgfence_registry.grants"
+            " set lease_ends_at = clock_timestamp()"
+        )
+        with connect("worker_b").hold(RESOURCE, operation="settle") as new:
+            new.apply({"page": 1}, settle(1, "by B"))
+            with pytest.raises(errors.StaleOwnerError):
+                old.apply({"page": 1}, settle(1, "by A"))
+            assert old.state is State.EXPIRED
+            with pytest.raises(errors.NotHeldError) as caught:
+                old.apply({"page": 1}, settle(1, "by A"))
+            assert caught.value.verdict.reason == "SUPERSEDED"
+    assert states(served)[1] == "by B"
+
+
+def test_r36_the_release_of_an_owner_whose_lease_ended_leaves_the_next_one_alone(
+    connect: Connect, served: Database
+) -> None:
+    """redis-py#1031"""
+    with connect("worker_b").hold(RESOURCE, operation="settle", ttl=0.1, timeout=5) as old:
+        wait_for_state(old, State.HELD)
+        served.connect("dba").execute(
+            "set role pgfence_owner; update pgfence_registry.grants"
+            " set lease_ends_at = clock_timestamp()"
+        )
+        with connect("worker_a").hold(RESOURCE, operation="settle") as new:
+            old.release()
+            assert new.apply({"page": 1}, settle(1)).segment_seq == 1
+
+
+def test_r36_release_frees_the_resource_at_once(connect: Connect, served: Database) -> None:
+    got = threading.Event()
+
+    def waiter() -> None:
+        with connect("worker_b").hold(RESOURCE, operation="settle"):
+            got.set()
+
+    with connect("worker_a").hold(RESOURCE, operation="settle", ttl=60):
+        thread = threading.Thread(target=waiter)
+        thread.start()
+        wait_until(lambda: count(served, WAITING) == 1, "the next one waits")
+    assert got.wait(5)
+    thread.join(10)
+
+
+def test_a_handle_used_after_release_is_an_error_here_and_not_held_there(
+    connect: Connect, driver: Driver, served: Database
+) -> None:
+    """spring-integration#11170"""
+    fence = connect()
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        lease.release()
+        lease.release()
+        assert lease.state is State.RELEASED
+        for use in (lease.advance, lease.position, lambda: lease.apply({}, settle(1))):
+            with pytest.raises(errors.HandleClosedError):
+                use()
+    with driver.transaction(served.dsn("worker_a")) as (conn, _):
+        verdict = fence.apply(conn, lease.token, 1, {})
+    assert (verdict.verdict, verdict.reason) == ("NOT_HELD", "RELEASED")
+
+
+def test_a_release_that_fails_does_not_hide_what_the_block_raised(
+    connect: Connect, served: Database
+) -> None:
+    with proxy_to(served.dsn("worker_a")) as proxy:
+        fence = connect(dsn=proxy.dsn)
+        with (
+            pytest.raises(ValueError, match="the real reason"),
+            fence.hold(RESOURCE, operation="settle", ttl=1),
+        ):
+            proxy.close()
+            raise ValueError("the real reason")
+
+
+def test_r46_segments_of_several_threads_are_applied_one_after_the_other(
+    connect: Connect, served: Database
+) -> None:
+    numbers: list[int] = []
+    with connect().hold(RESOURCE, operation="settle") as lease:
+
+        def worker(invoice: int) -> None:
+            numbers.append(lease.apply({"invoice": invoice}, settle(invoice)).segment_seq)
+
+        threads = [threading.Thread(target=worker, args=(i,)) for i in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(numbers) == list(range(1, 9))
+    assert list(states(served).values()).count("settled") == 8
+
+
+def test_work_cannot_use_its_own_lease(connect: Connect) -> None:
+    with connect().hold(RESOURCE, operation="settle") as lease:
+
+        def nested(execute: Execute) -> None:
+            lease.apply({"page": 2}, settle(2))
+
+        with pytest.raises(errors.InvalidArgumentError, match="its own Lease"):
+            lease.apply({"page": 1}, nested)
+
+
+def test_r36_a_role_with_another_default_isolation_acquires_all_the_same(
+    connect: Connect, served: Database
+) -> None:
+    served.connect().execute(
+        f"alter database {served.name} set default_transaction_isolation = 'serializable'"
+    )
+    with connect().hold(RESOURCE, operation="settle", ttl=0.5) as lease:
+        lease.apply({"page": 1}, settle(1))
+    assert states(served)[1] == "settled"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"ttl": 0}, "ttl"),
+        ({"ttl": -1}, "ttl"),
+        ({"ttl": float("nan")}, "ttl"),
+        ({"ttl": float("inf")}, "ttl"),
+        ({"ttl": "10"}, "ttl"),
+        ({"ttl": True}, "ttl"),
+        ({"ttl": 10**9}, "out of range"),
+        ({"timeout": -1}, "timeout"),
+        ({"operation": "two words"}, "canonical ID"),
+        ({"operation": ""}, "canonical ID"),
+        ({"request_id": 'a"b'}, "canonical ID"),
+        ({"continues_root": "sha256:0"}, "operation root"),
+    ],
+    ids=repr,
+)
+def test_arguments_that_make_no_sense_are_refused(
+    connect: Connect, served: Database, options: dict[str, Any], named: str
+) -> None:
+    with (
+        pytest.raises(errors.InvalidArgumentError, match=named),
+        connect().hold(RESOURCE, **({"operation": "settle"} | options)),
+    ):
+        pytest.fail("held")
+    assert count(served, "select count(*) from pgfence_registry.requests") == 0
+
+
+@pytest.mark.parametrize("resource", ["", "a b", "é", "x" * 256, 'a"', "a\\"])
+def test_r1_a_resource_that_is_no_canonical_id_is_refused(connect: Connect, resource: str) -> None:
+    with (
+        pytest.raises(errors.InvalidArgumentError, match="canonical ID"),
+        connect().hold(resource, operation="settle"),
+    ):
+        pytest.fail("held")

@@ -1,0 +1,81 @@
+"""Real processes against a guarded table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgfence import tokens
+from tests.support import Database, Keys
+
+RESOURCE = "invoice-batch/2026-07-19"
+
+
+@pytest.fixture
+def invoices(database: Database) -> Database:
+    """A database with ten open invoices behind the guard."""
+    owner = database.connect("billing_owner")
+    owner.execute(
+        "create table invoices (id int primary key, batch date not null, state text not null)"
+    )
+    owner.execute(
+        "insert into invoices select i, '2026-07-19', 'open' from generate_series(1, 10) as i"
+    )
+    owner.execute("grant select, insert, update, delete on invoices to worker_a, worker_b")
+    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch}')")
+    return database
+
+
+@pytest.fixture
+def key_file(keys: Keys, tmp_path: Path) -> Path:
+    path = tmp_path / "grant.key"
+    tokens.write_key(path, keys.grant)
+    return path
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """tests.faults.worker as a process."""
+
+    process: subprocess.Popen[str]
+
+    def hear(self, event: str) -> dict[str, Any]:
+        """The next thing it says, which must be `event`."""
+        assert self.process.stdout is not None
+        said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert said["event"] == event, said
+        return said
+
+    def go_on(self) -> None:
+        """Let it leave its wait, now or when it is continued."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def worker_process(
+    dsn: str, resource: str, ttl: float, *statements: str
+) -> Iterator[WorkerProcess]:
+    """A worker that connects; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.worker", resource, str(ttl), *statements],
+        env=os.environ | {"PGFENCE_DSN": dsn},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield WorkerProcess(process)
+        finally:
+            process.kill()

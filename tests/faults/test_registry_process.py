@@ -1,0 +1,169 @@
+"""The registry as a process: killed, doubled, stopped, disconnected, started with a wrong key."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import pgfence
+from pgfence import errors, tokens
+from pgfence.registry import serve
+from tests.faults.conftest import RESOURCE
+from tests.registry import registry_process
+from tests.support import Database, Keys, wait_until
+
+GRANTS = "select fence_token, token is not null from pgfence_registry.grants order by fence_token"
+
+
+class Waiting:
+    """A worker in a thread that holds a resource as soon as it gets it."""
+
+    def __init__(
+        self, database: Database, resource: str = RESOURCE, role: str = "worker_a"
+    ) -> None:
+        self.fence_tokens: list[int] = []
+        self._arguments = (database.dsn(role), resource)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        dsn, resource = self._arguments
+        with (
+            pgfence.connect(dsn) as fence,
+            fence.hold(resource, operation="settle", ttl=20, timeout=30) as lease,
+        ):
+            self.fence_tokens.append(lease.apply({"page": 1}, lambda tx: None).fence_token)
+
+    def join(self) -> list[int]:
+        self._thread.join(30)
+        return self.fence_tokens
+
+
+def test_r53_a_registry_killed_between_decision_and_signature_loses_nothing(
+    database: Database, key_file: Path, tmp_path: Path
+) -> None:
+    watch = database.connect()
+    dsn = database.dsn("registry")
+    with registry_process(dsn, key_file, tmp_path / "first.log") as first:
+        first.wait_for("connected")
+        first.process.send_signal(signal.SIGSTOP)
+        worker = Waiting(database)
+        wait_until(
+            lambda: watch.execute(GRANTS).fetchall() == [(1, False)],
+            "the grant is decided and not signed",
+        )
+        first.kill()
+    with registry_process(dsn, key_file, tmp_path / "second.log") as second:
+        assert worker.join() == [1]
+        second.wait_for("signed")
+    assert watch.execute(GRANTS).fetchall() == [(1, True)]
+
+
+def test_r53_two_registries_sign_each_grant_once(
+    database: Database, key_file: Path, tmp_path: Path
+) -> None:
+    dsn = database.dsn("registry")
+    with (
+        registry_process(dsn, key_file, tmp_path / "first.log") as first,
+        registry_process(dsn, key_file, tmp_path / "second.log") as second,
+    ):
+        first.wait_for("connected")
+        second.wait_for("connected")
+        workers = [Waiting(database, f"invoice-batch/{day}") for day in range(8)]
+        assert [worker.join() for worker in workers] == [[1]] * 8
+        wait_until(
+            lambda: len(first.events("signed")) + len(second.events("signed")) >= 8,
+            "both have said what they signed",
+        )
+        signed = [event["lease"] for each in (first, second) for event in each.events("signed")]
+    assert len(signed) == len(set(signed)) == 8
+
+
+def test_r53_renewing_and_releasing_go_on_without_a_registry(
+    database: Database, key_file: Path, tmp_path: Path
+) -> None:
+    with (
+        registry_process(database.dsn("registry"), key_file, tmp_path / "log") as process,
+        pgfence.connect(database.dsn("worker_a")) as fence,
+        fence.hold(RESOURCE, operation="settle", ttl=0.6) as lease,
+    ):
+        process.kill()
+        ends = "select extract(epoch from lease_ends_at - granted_at) from pgfence_registry.grants"
+        watch = database.connect()
+        wait_until(
+            lambda: (watch.execute(ends).fetchone() or [0])[0] > 1.2, "renewed more than once"
+        )
+        lease.apply({"page": 1}, lambda tx: None)
+        lease.release()
+        assert watch.execute("select state from pgfence_registry.grants").fetchall() == [
+            ("RELEASED",)
+        ]
+
+
+def test_a_registry_that_lost_its_connection_comes_back(
+    database: Database, key_file: Path, tmp_path: Path
+) -> None:
+    with registry_process(database.dsn("registry"), key_file, tmp_path / "log") as process:
+        process.wait_for("connected")
+        database.connect().execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'registry'"
+        )
+        process.wait_for("disconnected")
+        process.wait_for("connected", count=2)
+        assert Waiting(database).join() == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_registry_stops_cleanly_when_told(
+    database: Database, key_file: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with registry_process(database.dsn("registry"), key_file, tmp_path / "log") as process:
+        process.wait_for("connected")
+        process.process.send_signal(number)
+        assert process.process.wait(10) == 0
+        assert process.events("stopped")
+
+
+def test_a_key_file_that_others_may_read_is_refused(database: Database, key_file: Path) -> None:
+    key_file.chmod(0o640)
+    with pytest.raises(errors.KeyFileError, match="chmod 600"):
+        serve.run(database.dsn("registry"), key_file)
+
+
+@pytest.mark.parametrize("purpose", ["root", "status"])
+def test_a_key_that_is_no_grant_key_of_the_bundle_is_refused(
+    database: Database, keys: Keys, tmp_path: Path, purpose: str
+) -> None:
+    path = tmp_path / "other.key"
+    tokens.write_key(path, getattr(keys, purpose))
+    with registry_process(database.dsn("registry"), path, tmp_path / "log") as process:
+        assert process.process.wait(20) != 0
+        # A traceback follows the log line, so the lines are not all JSON.
+        assert f"a {purpose} key of trust bundle 1" in process.log_file.read_text(encoding="utf-8")
+
+
+def test_a_message_that_is_no_grant_is_not_signed_and_holds_nobody_up(
+    database: Database, key_file: Path, tmp_path: Path
+) -> None:
+    with registry_process(database.dsn("registry"), key_file, tmp_path / "log") as process:
+        process.wait_for("connected")
+        with psycopg.connect(database.dsn("dba")) as conn:
+            conn.execute("set role pgfence_owner")
+            conn.execute(
+                "insert into pgfence_registry.grants (lease, resource, fence_token, owner,"
+                " request_id, issuer_epoch, ttl_ms, message, digest, granted_at, lease_ends_at)"
+                " values ('lease-x', 'x', 1, 'worker-a', 'r', 1, 60000, '{\"schema\":\"other\"}',"
+                " 'x', now(), now() + interval '1 minute')"
+            )
+        assert Waiting(database).join() == [1]
+        process.wait_for("not signed")
+        assert Waiting(database, "invoice-batch/another").join() == [1]
+        assert len(process.events("not signed")) == 1
+    row = database.connect().execute(
+        "select token from pgfence_registry.grants where resource = 'x'"
+    )
+    assert row.fetchone() == (None,)
