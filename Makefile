@@ -20,7 +20,7 @@ lint: $(ready)
 	.venv/bin/mypy
 
 bench: $(ready)
-	.venv/bin/python benchmarks/fenced_apply.py
+	.venv/bin/python -m benchmarks.fenced_apply
 
 $(ready): pyproject.toml
 	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \

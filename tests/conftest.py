@@ -11,9 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from pgfence import embedded
 from tests import support
@@ -63,18 +61,7 @@ def _container(why: str) -> Iterator[support.TestServer]:
 @pytest.fixture(scope="session")
 def cluster(server: support.TestServer) -> support.TestServer:
     """The server with the tests' login roles."""
-    with psycopg.connect(server.dsn, autocommit=True) as conn:
-        for role in support.LOGIN_ROLES:
-            name = sql.Identifier(role)
-            if not conn.execute("select from pg_roles where rolname = %s", [role]).fetchone():
-                conn.execute(sql.SQL("create role {}").format(name))
-            conn.execute(
-                sql.SQL("alter role {} login {} password {}").format(
-                    name,
-                    sql.SQL("createrole" if role == "dba" else ""),
-                    sql.Literal(support.ROLE_PASSWORD),
-                )
-            )
+    support.create_login_roles(server)
     return server
 
 

@@ -148,6 +148,22 @@ class Database:
             conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(self.name)))
 
 
+def create_login_roles(server: TestServer) -> None:
+    """The roles of LOGIN_ROLES; `dba` may create roles."""
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        for role in LOGIN_ROLES:
+            name = sql.Identifier(role)
+            if not conn.execute("select from pg_roles where rolname = %s", [role]).fetchone():
+                conn.execute(sql.SQL("create role {}").format(name))
+            conn.execute(
+                sql.SQL("alter role {} login {} password {}").format(
+                    name,
+                    sql.SQL("createrole" if role == "dba" else ""),
+                    sql.Literal(ROLE_PASSWORD),
+                )
+            )
+
+
 def create_database(server: TestServer, name: str, *, template: str = "template1") -> Database:
     """A database in which `dba` may make schemas, and `billing_owner` tables in public."""
     with psycopg.connect(server.dsn, autocommit=True) as conn:
