@@ -41,7 +41,8 @@ begin
         v_last_segment := v_receipt.segment_seq;
     end loop;
     select f.* into v_fence from pgfence.fences as f where f.resource = p_resource;
-    if v_previous <> coalesce(v_fence.last_receipt_digest, '') or receipts <> coalesce(v_fence.receipt_count, 0) then
+    if receipts <> coalesce(v_fence.receipt_count, 0)
+       or v_fence.last_segment > 0 and (v_last_fence, v_last_segment) <> (v_fence.highest_fence, v_fence.last_segment) then
         ok := false;
         first_bad_fence := v_fence.highest_fence;
         first_bad_segment := v_fence.last_segment;

@@ -214,7 +214,7 @@ begin
     if p_segment_seq is null then
         return pgfence._verdict_of('ADVANCED', null, v_fence);
     end if;
-    return pgfence._admit(v_grant, v_digest, p_segment_seq, p_payload_digest, v_fence, v_lease.held_until, v_now);
+    return pgfence._admit(v_known, p_segment_seq, p_payload_digest, v_configuration, v_lease.held_until, v_now);
 end
 $$;
 revoke all on function pgfence._decide(text, bigint, bytea, text) from public;

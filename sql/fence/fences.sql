@@ -7,9 +7,13 @@ create table pgfence.fences (
     operation_root              text,
     grant_digest                bytea,
     last_segment                bigint not null default 0,
-    -- chain of receipts (R22)
     receipt_count               bigint not null default 0,
-    last_receipt_digest         bytea not null default '',
+    -- what the last full check of the rules found: the next segment need not look again
+    checked_token               bytea,
+    checked_role                text,
+    checked_until               timestamptz,
+    checked_version             bigint,
+    checked_server_start        timestamptz,
     -- registry: changed in the transaction that changes a grant (R52)
     issued_fence                bigint not null default 0
         constraint fences_issued_fence check (issued_fence between 0 and 9007199254740991),
@@ -29,7 +33,17 @@ comment on column pgfence.fences.highest_fence is 'High-water mark of accepted f
 comment on column pgfence.fences.issued_fence is 'High-water mark of minted fence tokens; never falls (R37).';
 comment on column pgfence.fences.current_lease is 'Lease that was granted last and not released.';
 comment on column pgfence.fences.paused_because is 'Why no write is accepted; null when the resource is not paused.';
+comment on column pgfence.fences.receipt_count is 'Receipts ever written; with the last segment, the end of the chain (R22).';
+comment on column pgfence.fences.checked_token is
+    'SHA-256 of the token with which the highest fence passed every rule; null when nothing may be taken from it.';
+comment on column pgfence.fences.checked_role is 'Login role that presented it (R6).';
+comment on column pgfence.fences.checked_until is 'When its key or the bundle ends (R4).';
+comment on column pgfence.fences.checked_version is 'Version of the configuration by which it was checked (R9).';
+comment on column pgfence.fences.checked_server_start is
+    'When the server had started that checked it: under the same one, the system identifier is the same (R39).';
 comment on column pgfence.fences.admitted_until is 'When the admitting transaction must have committed (R20).';
 comment on column pgfence.fences.commit_look is 'How deep the look at COMMIT is in its probe (R19).';
+
+create unique index fences_checked_token on pgfence.fences (checked_token);
 
 grant select on pgfence.fences to pgfence_auditor;

@@ -117,6 +117,7 @@ def test_r4_end_of_the_key_is_looked_at_although_the_grant_was_verified(
     assert worker.apply(held.token, 1).verdict == "ACCEPTED"
     as_owner(database, "update pgfence.trust_keys set expires_at = clock_timestamp()")
     as_owner(database, "update pgfence.operations set key_expires_at = clock_timestamp()")
+    as_owner(database, "update pgfence.fences set checked_until = clock_timestamp()")
     assert worker.apply(held.token, 2).verdict == "UNKNOWN_KEY"
 
 

@@ -1,0 +1,155 @@
+"""A grant that passed every rule is not checked in full again, and nothing gets past (R5 to R14).
+
+The first accepted segment arms the quick way of fenced_apply(); each test then takes one thing away
+that the full check had found, and the next segment must meet the verdict of the full check.
+"""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.support import Database, Keys, wait_until_blocked
+from tests.workers import Worker, as_owner, fence_row, in_background
+
+RESOURCE = "invoice-batch/2026-07-19"
+BUMP = "update pgfence.configuration set version = version + 1"
+
+
+@pytest.fixture
+def worker(database: Database, keys: Keys) -> Worker:
+    return Worker.login(database, keys, "worker_a")
+
+
+def test_next_segment_of_a_checked_grant_needs_no_full_check(
+    worker: Worker, database: Database
+) -> None:
+    held = worker.acquire(RESOURCE)
+    worker.apply(held.token, 1)
+    with psycopg.connect(database.dsn(), autocommit=True) as superuser:
+        superuser.execute("drop function pgfence._decide(text, bigint, bytea, text)")
+    assert worker.apply(held.token, 2).verdict == "ACCEPTED"
+    with pytest.raises(psycopg.errors.UndefinedFunction):
+        worker.apply(held.token, 2)
+
+
+TAKEN_AWAY = {
+    "the policy has a new generation": (
+        "select pgfence.set_policy('invoice-batch/', array['settle'])",
+        "STALE_POLICY",
+    ),
+    "the login role was taken out of its workload": (
+        "select pgfence.remove_workload('worker_a')",
+        "NOT_OWNER",
+    ),
+    "the epoch was revoked": (
+        "update pgfence.configuration set epoch_floor = 9, version = version + 1",
+        "REVOKED_EPOCH",
+    ),
+    "the timeline is another": (
+        "update pgfence.configuration set timeline = '0000FFFF'",
+        "REBIND_REQUIRED",
+    ),
+    "the database is another": (
+        "update pgfence.configuration set database_oid = 1",
+        "REBIND_REQUIRED",
+    ),
+    "the server was started again elsewhere": (
+        "with restarted as (update pgfence.fences set checked_server_start = 'epoch')"
+        " update pgfence.configuration set system_identifier = 1",
+        "REBIND_REQUIRED",
+    ),
+    "the resource was paused": ("update pgfence.fences set paused_because = 'x'", "PAUSED"),
+    "the lease has ended": (
+        "update pgfence_registry.grants set lease_ends_at = clock_timestamp()",
+        "NOT_HELD",
+    ),
+    "the lease was released": (
+        "with released as (update pgfence_registry.grants set state = 'RELEASED')"
+        " update pgfence.fences set current_lease = null",
+        "NOT_HELD",
+    ),
+    "a higher fence was minted": (
+        "with minted as (update pgfence_registry.grants set state = 'SUPERSEDED')"
+        " update pgfence.fences set issued_fence = 7, current_lease = 'lease-of-another'",
+        "NOT_HELD",
+    ),
+    "the key has expired": (
+        "with expired as (update pgfence.trust_keys set expires_at = 'epoch'),"
+        " forgotten as (update pgfence.operations set key_expires_at = 'epoch')"
+        " update pgfence.fences set checked_until = clock_timestamp()",
+        "UNKNOWN_KEY",
+    ),
+    "a newer owner has written": (
+        "update pgfence.fences set highest_fence = 8, last_segment = 1, checked_token = null",
+        "STALE_OWNER",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN_AWAY)
+def test_whatever_the_full_check_found_is_asked_again(
+    worker: Worker, database: Database, what: str
+) -> None:
+    change, verdict = TAKEN_AWAY[what]
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    as_owner(database, change)
+    assert worker.apply(held.token, 2).verdict == verdict
+    assert fence_row(database, RESOURCE).last_segment == 1
+
+
+def test_r6_another_role_of_the_same_workload_is_checked_for_itself(
+    worker: Worker, database: Database, keys: Keys
+) -> None:
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    stranger = Worker.login(database, keys, "worker_b")
+    assert stranger.apply(held.token, 2).verdict == "NOT_OWNER"
+    as_owner(database, "select pgfence.remove_workload('worker_b')")
+    as_owner(database, "select pgfence.add_workload('worker-a', 'worker_b')")
+    assert stranger.apply(held.token, 2).verdict == "ACCEPTED"
+    assert worker.apply(held.token, 3).verdict == "ACCEPTED"
+
+
+def test_r9_configuration_that_changes_while_the_quick_way_waits_ends_in_40001(
+    worker: Worker, database: Database
+) -> None:
+    held = worker.acquire(RESOURCE)
+    worker.apply(held.token, 1)
+    holder = database.connect(autocommit=False)
+    holder.execute("set role pgfence_owner")
+    holder.execute("select from pgfence.fences for no key update")
+    future = in_background(lambda: worker.apply(held.token, 2))
+    wait_until_blocked(database.connect(), worker.pid)
+    as_owner(database, BUMP)
+    holder.rollback()
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        future.result(10)
+    assert worker.apply(held.token, 2).verdict == "ACCEPTED"
+
+
+def test_r20_renewed_lease_gives_the_next_transaction_its_full_length(worker: Worker) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=60_000)
+    worker.apply(held.token, 1)
+    renewed = worker.renew(held.lease)
+    worker.apply(held.token, 2)
+    end = worker.call("select lease_ends_at from pgfence_registry.look(%s)", [held.lease])
+    assert end.lease_ends_at == renewed.lease_ends_at
+    assert fence_row(worker.database, RESOURCE).admitted_until == renewed.lease_ends_at
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_r9_outside_read_committed_every_segment_is_checked_in_full(
+    worker: Worker, database: Database, level: str
+) -> None:
+    held = worker.acquire(RESOURCE)
+    worker.apply(held.token, 1)
+    with worker.transaction(level):
+        assert worker.apply(held.token, 2).verdict == "ACCEPTED"
+    worker.conn.execute(f"begin isolation level {level}")
+    worker.conn.execute("select count(*) from pg_class")
+    as_owner(database, BUMP)
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        worker.apply(held.token, 3)
+    worker.conn.execute("rollback")
