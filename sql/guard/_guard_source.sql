@@ -15,8 +15,8 @@ declare
     v_columns text[] := '{}';           -- n.batch_date as c1
     v_columns_by_bytes text[] := '{}';  -- the same, text by its bytes and not by its collation
     v_other_types text[] := '{}';       -- pg_typeof(v_row.c1)::oid <> 1082
-    v_differences text[] := '{}';       -- r.c1 is distinct from v_row.c1
-    v_resource_of_row text[] := '{}';   -- 'invoice-batch/', to_char(v_row.c1, …)
+    v_differences text[] := '{}';       -- r.c1 is distinct from that of the first row
+    v_resource_of_row text[] := '{}';   -- 'invoice-batch/', to_char(v_row.c1, ...)
     v_resource_of_group text[] := '{}'; -- the same of g.c1
     v_select_row text;
     v_check_row text;
@@ -70,7 +70,7 @@ begin
         v_columns := v_columns || format('n.%I as %s', v_piece.column_name, v_column.alias);
         v_columns_by_bytes := v_columns_by_bytes || format('%s as %s', v_column.by_bytes, v_column.alias);
         v_other_types := v_other_types || format('pg_typeof(v_row.%s)::oid <> %s', v_column.alias, v_column.type::oid);
-        v_differences := v_differences || format('r.%1$s is distinct from v_row.%1$s', v_column.alias);
+        v_differences := v_differences || format('r.%1$s is distinct from (select f.%1$s from r as f limit 1)', v_column.alias);
     end loop;
 
     if v_columns = '{}' then -- the whole table is one resource
@@ -86,27 +86,25 @@ begin
         perform pgfence._refuse_changed_column(tg_relid);
     end if;
     v_resource := ' || array_to_string(v_resource_of_row, ' || ') || ';
-    if not exists (select from pgfence.fences as f where f.resource = v_resource and pgfence._is_admitted(f)) then
+    if not exists (select from pgfence.admitted_resources as a where a.resource = v_resource) then
         perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
     end if;';
     foreach v_operation in array array['INSERT', 'UPDATE', 'DELETE'] loop
+        -- without parameters, or PostgreSQL would weigh a new plan every time
         v_find_others := v_find_others || case v_operation when 'INSERT' then '
     if' else '
     elsif' end || ' tg_op = ' || quote_literal(v_operation) || ' then
+        with r as not materialized (' || concat_ws(' union all ',
+            case when v_operation <> 'DELETE' then
+                'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_new_rows as n' end,
+            case when v_operation <> 'INSERT' then
+                'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_old_rows as n' end) || ')
         select o.resource into v_resource
         from (
             select (' || array_to_string(v_resource_of_group, ' || ') || ') collate "C" as resource
-            from (
-                select distinct r.*
-                from (' || concat_ws(' union all ',
-                    case when v_operation <> 'DELETE' then
-                        'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_new_rows as n' end,
-                    case when v_operation <> 'INSERT' then
-                        'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_old_rows as n' end) || ') as r
-                where ' || array_to_string(v_differences, ' or ') || '
-            ) as g
+            from (select distinct r.* from r where ' || array_to_string(v_differences, ' or ') || ') as g
         ) as o
-        where (select pgfence._is_admitted(f) from pgfence.fences as f where f.resource = o.resource) is not true
+        where (select true from pgfence.admitted_resources as a where a.resource = o.resource) is null
         limit 1;';
     end loop;
     return '

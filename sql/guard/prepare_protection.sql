@@ -58,15 +58,11 @@ begin
     end if;
 
     v_guard := format('pgfence._guard_%s', v_protection.guard_id);
-    if to_regprocedure(v_guard || '()') is null
-        or exists (select from pgfence.guards as g where g.protected_table = p_table and g.missing like 'the guard function%')
-    then
-        execute format('create or replace function %s() returns trigger language plpgsql security definer '
-                       'set search_path = pg_catalog, pg_temp as %L', v_guard, v_source);
-        execute format('revoke all on function %s() from public', v_guard);
-        execute format('comment on function %s() is %L', v_guard,
-            format('Guard of a protected table. Raises PF201 for rows that are not admitted (R23). Written by pgfence.protect.'));
-    end if;
+    execute format('create or replace function %s() returns trigger language plpgsql security definer '
+                   'set search_path = pg_catalog, pg_temp as %L', v_guard, v_source);
+    execute format('revoke all on function %s() from public', v_guard);
+    execute format('comment on function %s() is %L', v_guard,
+        'Guard of a protected table: raises PF201 for rows that are not admitted (R23). Written by pgfence.protect.');
     -- who attaches a partition later needs it, to clone the row trigger
     execute format('grant execute on function %s() to %s', v_guard, v_owner);
     return v_guard;

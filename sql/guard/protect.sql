@@ -10,7 +10,7 @@ declare
     v_guard text;
     v_relation record;
 begin
-    if p_table is not null then
+    if exists (select from pg_class as c where c.oid = p_table and c.relkind in ('r', 'p')) then
         execute format('lock table only %s in share row exclusive mode', p_table);
     end if;
     v_guard := pgfence.prepare_protection(p_table, p_template);
@@ -19,7 +19,9 @@ begin
         select from pgfence.guards as g
         where g.relation = p_table and g.row_guard <> case when g.is_partitioned then 'always' else 'replica' end
     ) then
-        execute format('drop trigger if exists pgfence_guard_row on %s', p_table);
+        if exists (select from pg_trigger as t where t.tgrelid = p_table and t.tgname = 'pgfence_guard_row') then
+            execute format('drop trigger pgfence_guard_row on %s', p_table);
+        end if;
         execute format('create trigger pgfence_guard_row after insert or update or delete on %s '
                        'for each row execute function %s()', p_table, v_guard);
         execute format('alter table %s enable always trigger pgfence_guard_row', p_table);

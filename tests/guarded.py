@@ -1,0 +1,95 @@
+"""Protected tables for tests, and a worker that gets its resources admitted to write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, LiteralString, cast
+
+import psycopg
+import pytest
+
+from tests.support import Database, Keys
+from tests.workers import Worker
+
+DAY, NEXT_DAY, LATER_DAY = "2026-07-19", "2026-07-20", "2026-07-21"
+BATCH, NEXT_BATCH, LATER_BATCH = (f"invoice-batch/{day}" for day in (DAY, NEXT_DAY, LATER_DAY))
+TEMPLATE = "invoice-batch/{batch_date}"
+
+_COLUMNS = "(id integer not null, batch_date date not null, amount numeric not null)"
+
+
+def run(conn: psycopg.Connection[Any], statement: str) -> psycopg.Cursor[Any]:
+    """Run what a test put together."""
+    return conn.execute(cast(LiteralString, statement))
+
+
+@contextmanager
+def refused(sqlstate: str = "PF201") -> Iterator[psycopg.Error]:
+    """The block ends in this refusal; the error is filled in for the caller to look at."""
+    seen = psycopg.Error()
+    with pytest.raises(psycopg.Error) as caught:
+        yield seen
+    assert caught.value.sqlstate == sqlstate, caught.value
+    seen.__dict__.update(caught.value.__dict__)
+    seen.args = caught.value.args
+
+
+@dataclass
+class Writer:
+    """A worker who holds whatever resource it is asked to write."""
+
+    worker: Worker
+    _segments: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def login(cls, database: Database, keys: Keys, role: str = "worker_a") -> Writer:
+        return cls(Worker.login(database, keys, role))
+
+    @property
+    def conn(self) -> psycopg.Connection[Any]:
+        return self.worker.conn
+
+    def admit(self, resource: str) -> None:
+        """fenced_apply with the next segment of the resource, in the transaction that is open."""
+        if resource not in self._segments:
+            with psycopg.connect(self.worker.database.dsn(self.conn.info.user)) as other:
+                other.autocommit = True
+                held = Worker(self.worker.database, self.worker.keys, other).acquire(resource)
+            self._segments[resource] = (held.token, 0)
+        token, segment = self._segments[resource]
+        verdict = self.worker.apply(token, segment + 1)
+        assert verdict.verdict == "ACCEPTED", verdict
+        self._segments[resource] = (token, segment + 1)
+
+    @contextmanager
+    def admitted(self, *resources: str) -> Iterator[psycopg.Connection[Any]]:
+        """A transaction in which the resources are admitted; commits."""
+        with self.worker.transaction():
+            for resource in resources:
+                self.admit(resource)
+            yield self.conn
+
+
+def make_table(owner: psycopg.Connection[Any], name: str, kind: str) -> None:
+    """A table of invoices, `plain` or `partitioned` (a partition a day), open to pgfence_app."""
+    if kind == "plain":
+        run(owner, f"create table {name} {_COLUMNS}")
+    else:
+        run(owner, f"create table {name} {_COLUMNS} partition by list (batch_date)")
+        for number, day in enumerate((DAY, NEXT_DAY)):
+            run(owner, f"create table {name}_{number} partition of {name} for values in ('{day}')")
+            run(owner, f"grant select, insert, update, delete on {name}_{number} to pgfence_app")
+    run(owner, f"alter table {name} add primary key (id, batch_date)")
+    run(owner, f"grant select, insert, update, delete on {name} to pgfence_app")
+
+
+def attach_later(owner: psycopg.Connection[Any], name: str) -> None:
+    """The partition of LATER_DAY, made for the purpose after protect."""
+    run(owner, f"create table {name}_later partition of {name} for values in ('{LATER_DAY}')")
+    run(owner, f"grant select, insert, update, delete on {name}_later to pgfence_app")
+
+
+def protect(owner: psycopg.Connection[Any], table: str, template: str = TEMPLATE) -> None:
+    owner.execute("select pgfence.protect(%s, %s)", [table, template])
