@@ -47,6 +47,15 @@ begin
                 exit rules;
             end if;
 
+            -- R6: does the session belong to the workload that owns the grant? Asked before the lock, so
+            -- that a stranger holds up nobody; the configuration's version says whether it still holds.
+            if pgfence._workload_of_session() is distinct from v_grant.owner then
+                v_refused := 'NOT_OWNER';
+                v_explanation := pg_catalog.format('role %I does not belong to workload %s, which owns the grant',
+                    session_user, v_grant.owner);
+                exit rules;
+            end if;
+
             -- R9: the fence row lock. What follows reads what is committed after it. A fence below
             -- the highest is refused for good (R17), so that needs no lock: a stale owner must not
             -- hold up anyone.
@@ -67,17 +76,9 @@ begin
             else
                 select c.* into strict v_configuration from pgfence.configuration as c;
             end if;
-            -- If the bundle changed while we waited for the lock, verify again by the new one.
+            -- If bundle or workloads changed while we waited for the lock, ask again by the new ones.
             exit when v_configuration.version = v_known.configuration_version;
         end loop;
-
-        -- R6: does the session belong to the workload that owns the grant?
-        if pgfence._workload_of_session() is distinct from v_grant.owner then
-            v_refused := 'NOT_OWNER';
-            v_explanation := pg_catalog.format('role %I does not belong to workload %s, which owns the grant',
-                session_user, v_grant.owner);
-            exit rules;
-        end if;
 
         -- R7: is the epoch still good, and is this the database that was guarded?
         v_lowest_epoch := greatest(v_known.lowest_epoch, v_configuration.epoch_floor);
@@ -116,6 +117,10 @@ begin
         select o.* into v_highest from pgfence.operations as o
          where o.resource = v_grant.resource and o.fence_token = v_fence.highest_fence;
         v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, v_now);
+        if not v_lease.held and v_grant.fence_token >= v_fence.highest_fence then
+            -- Whoever has the lock without a lease holds up the next owner: not for long (R20).
+            perform pgfence._limit_transaction(v_now + interval '5 seconds');
+        end if;
 
         -- R10: has a newer owner written? If this grant is the newer one all the same, the token
         -- sequence has gone back.

@@ -476,3 +476,36 @@ def test_r13_clock_of_the_client_does_not_matter(worker: Worker) -> None:
     worker.conn.execute("set timezone = 'America/Adak'")
     assert worker.apply(held.token, 2).verdict == "ACCEPTED"
     assert grant_of(held.token).ttl_ms == 60_000
+
+
+def test_r20_session_that_was_refused_for_its_lease_may_not_sit_on_the_fence_row(
+    worker: Worker, database: Database
+) -> None:
+    show = "select current_setting('idle_in_transaction_session_timeout')::interval as idle"
+    held = worker.acquire(RESOURCE)
+    worker.apply(held.token, 1)
+    worker.release(held.lease)
+    for segment in (1, 2):
+        with worker.transaction():
+            worker.apply(held.token, segment)
+            assert 0 < worker.call(show).idle.total_seconds() <= 5
+
+
+def test_r6_session_of_another_workload_takes_no_lock(worker: Worker, rival: Worker) -> None:
+    held = worker.acquire(RESOURCE)
+    rival.conn.execute("begin")
+    assert rival.apply(held.token, 1).verdict == "NOT_OWNER"
+    worker.conn.execute("set lock_timeout = '1s'")
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+
+
+def test_r10_stale_owner_takes_no_lock(worker: Worker, rival: Worker) -> None:
+    old = worker.acquire(RESOURCE)
+    worker.apply(old.token, 1)
+    worker.release(old.lease)
+    new = rival.acquire(RESOURCE)
+    rival.apply(new.token, 1)
+    worker.conn.execute("begin")
+    assert worker.apply(old.token, 2).verdict == "STALE_OWNER"
+    rival.conn.execute("set lock_timeout = '1s'")
+    assert rival.apply(new.token, 2).verdict == "ACCEPTED"
