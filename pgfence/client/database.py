@@ -1,9 +1,9 @@
 """What a Fence and its Leases share: how to reach the database, and the trust in its grants."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from pgfence.client.trust import Verifier
 from pgfence.drivers.psycopg import Session
@@ -18,30 +18,52 @@ def monotonic() -> float:
     return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
 
-@dataclass(frozen=True)
+#: Connections kept for the next lease: that of its registry calls, and that of its segments.
+_KEPT = 2
+
+
 class Database:
     """A guarded database, for the process that connected to it."""
 
-    dsn: str = field(repr=False)
-    prepare_threshold: int | None
-    verifier: Verifier
-    process: int = field(default_factory=os.getpid)
+    def __init__(self, dsn: str, prepare_threshold: int | None, verifier: Verifier) -> None:
+        self.verifier = verifier
+        self._dsn = dsn
+        self._prepare_threshold = prepare_threshold
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Session] = []
+        self._closed = False
 
     def session(
         self, connect_timeout: float = 10.0, nap: Callable[[float], object] = time.sleep
     ) -> Session:
-        """A new connection of ours, not opened yet."""
-        return Session(
-            self.dsn,
-            prepare_threshold=self.prepare_threshold,
-            connect_timeout=connect_timeout,
-            nap=nap,
-        )
+        """A connection of ours that nobody else uses; `put_back` it."""
+        with self._lock:
+            session = self._idle.pop() if self._idle else None
+        session = session or Session(self._dsn, prepare_threshold=self._prepare_threshold)
+        session.connect_timeout, session.nap = connect_timeout, nap
+        return session
+
+    def put_back(self, session: Session) -> None:
+        """Keep a session for the next one who asks, or close it."""
+        with self._lock:
+            if not self._closed and len(self._idle) < _KEPT:
+                self._idle.append(session)
+                return
+        session.close()
+
+    def close(self) -> None:
+        """Close what is idle now, and what is put back later."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for session in idle:
+            session.close()
 
     def refuse_fork(self) -> None:
         """Raise `ForkedError` in a child of the process that connected.
 
         Parent and child would speak on one connection and renew one lease.
         """
-        if os.getpid() != self.process:
-            raise ForkedError(f"this handle belongs to process {self.process}")
+        if os.getpid() != self._process:
+            raise ForkedError(f"this handle belongs to process {self._process}")

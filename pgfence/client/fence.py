@@ -1,7 +1,6 @@
 """The way in: `connect` to a guarded database, `hold` a resource."""
 
 import logging
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,16 +56,16 @@ def connect(
     def now_us() -> int:
         return server_us + round((monotonic() - found.asked_at) * 1_000_000)
 
-    return Fence(Database(dsn, prepare_threshold, Verifier(bundle, now_us)), session)
+    database = Database(dsn, prepare_threshold, Verifier(bundle, now_us))
+    database.put_back(session)
+    return Fence(database)
 
 
 class Fence:
     """A guarded database as one process sees it; made by `connect`. Threads may share it."""
 
-    def __init__(self, database: Database, session: Session) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._session = session
-        self._session_lock = threading.Lock()
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -76,11 +75,10 @@ class Fence:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Leases have connections of their own and live on."""
+        """Close the idle connections. Leases that are held live on with their own."""
         self._database.refuse_fork()
         self._closed = True
-        with self._session_lock:
-            self._session.close()
+        self._database.close()
 
     @contextmanager
     def hold(
@@ -170,8 +168,11 @@ class Fence:
     def position(self, resource: str) -> Position:
         """Where the receipts of a resource end."""
         self._check_usable()
-        with self._session_lock:
-            return self._session.run(protocol.position(resource))
+        session = self._database.session()
+        try:
+            return session.run(protocol.position(resource))
+        finally:
+            self._database.put_back(session)
 
     def _check_usable(self) -> None:
         self._database.refuse_fork()

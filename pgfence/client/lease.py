@@ -297,8 +297,8 @@ class Lease:
             try:
                 self._registry_session.run(protocol.release(self.grant.lease, monotonic))
             finally:
-                self._registry_session.close()
-                self._work_session.close()
+                self._database.put_back(self._registry_session)
+                self._database.put_back(self._work_session)
 
     def _keep(self) -> None:
         """The background thread: renew until the lease is over."""

@@ -62,25 +62,19 @@ class Session:
     """A connection of our own: opened at the first step, and again after it was lost.
 
     It is in autocommit, so whatever the login role's defaults are, a transaction is READ COMMITTED
-    and is ours. `nap` sleeps, and may return early. Not for two threads at once.
+    and is ours. Not for two threads at once.
     """
 
-    def __init__(
-        self,
-        dsn: str,
-        *,
-        prepare_threshold: int | None,
-        connect_timeout: float = 10.0,
-        nap: Callable[[float], object] = time.sleep,
-    ) -> None:
-        parameters = conninfo.conninfo_to_dict(dsn)
-        parameters.setdefault("connect_timeout", max(2, round(connect_timeout)))
-        self._dsn = conninfo.make_conninfo("", **parameters)
+    def __init__(self, dsn: str, *, prepare_threshold: int | None) -> None:
+        self._parameters = conninfo.conninfo_to_dict(dsn)
         self._prepare_threshold = prepare_threshold
-        self._nap = nap
         self._conn: Connection | None = None
         self._transaction: psycopg.Transaction | None = None
         self._work: Callable[[Connection], object] | None = None
+        #: Seconds that connecting may take, where the DSN does not say; libpq takes at least two.
+        self.connect_timeout = 10.0
+        #: What a `Sleep` step calls; it may return early.
+        self.nap: Callable[[float], object] = time.sleep
 
     def run(self, steps: Steps[_T], work: Callable[[Connection], object] | None = None) -> _T:
         """Drive `steps`; `work` is what a `Work` step calls, with the connection."""
@@ -114,13 +108,15 @@ class Session:
             case Rollback():
                 self._roll_back()
             case Listen(channel):
+                # A session that is used again hears of its present request only.
+                listen = sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel))
                 with self._connection() as conn:
-                    conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+                    conn.execute(listen)
             case Wait(seconds):
                 with self._connection() as conn:
                     return next(conn.notifies(timeout=seconds, stop_after=1), None)
             case Sleep(seconds):
-                self._nap(seconds)
+                self.nap(seconds)
             case Reopen():
                 self.close()
                 self._open()
@@ -136,8 +132,13 @@ class Session:
         if self._conn is None or self._conn.closed:
             self._transaction = None
             try:
+                parameters: dict[str, Any] = {
+                    "connect_timeout": max(2, round(self.connect_timeout))
+                }
                 self._conn = psycopg.connect(
-                    self._dsn, autocommit=True, prepare_threshold=self._prepare_threshold
+                    conninfo.make_conninfo("", **(parameters | self._parameters)),
+                    autocommit=True,
+                    prepare_threshold=self._prepare_threshold,
                 )
             except psycopg.Error as error:
                 raise _failed(error, lost=True) from error
