@@ -153,7 +153,7 @@ def create_login_roles(server: TestServer) -> None:
     with psycopg.connect(server.dsn, autocommit=True) as conn:
         for role in LOGIN_ROLES:
             name = sql.Identifier(role)
-            if not conn.execute("select from pg_roles where rolname = %s", [role]).fetchone():
+            if conn.execute("select from pg_roles where rolname = %s", [role]).fetchone() is None:
                 conn.execute(sql.SQL("create role {}").format(name))
             conn.execute(
                 sql.SQL("alter role {} login {} password {}").format(
