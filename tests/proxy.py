@@ -21,6 +21,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lose: list[str] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._silent: set[tuple[socket.socket, socket.socket]] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -37,6 +38,10 @@ class Proxy:
     def lose_commit(self) -> None:
         """Cut the connection when the next COMMIT comes, and do not pass it on."""
         self._lose.append("request")
+
+    def freeze(self) -> None:
+        """Let every connection there is stay open and silent; new ones are not concerned."""
+        self._silent.update(self._pairs)
 
     def cut(self) -> None:
         """Cut every connection there is."""
@@ -62,7 +67,7 @@ class Proxy:
 
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
-            while data := client.recv(65536):
+            while data := self._pass(client, server, client.recv(65536)):
                 if self._lose and _COMMIT in data:
                     if self._lose.pop(0) == "request":
                         break
@@ -73,9 +78,15 @@ class Proxy:
 
     def _replies(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
-            while data := server.recv(65536):
+            while data := self._pass(client, server, server.recv(65536)):
                 client.sendall(data)
         _close(client, server)
+
+    def _pass(self, client: socket.socket, server: socket.socket, data: bytes) -> bytes:
+        """The data; on a silent connection nothing, and not before the client closes it."""
+        while (client, server) in self._silent and data:
+            data = client.recv(65536)
+        return data
 
 
 def _close(*sockets: socket.socket) -> None:

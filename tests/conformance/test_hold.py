@@ -24,6 +24,11 @@ def wait_for_state(lease: Lease, state: State, timeout: float = 10.0) -> None:
     wait_until(lambda: lease.state is state, f"the lease becomes {state}", timeout=timeout)
 
 
+def wait_for_move(caplog: pytest.LogCaptureFixture, move: str, timeout: float = 15.0) -> None:
+    """Return when a lease has made a move; a state may be gone before it can be seen."""
+    wait_until(lambda: move in caplog.text, f"a lease moves {move}", timeout=timeout)
+
+
 def test_r34_the_same_request_id_gives_the_same_grant(connect: Connect) -> None:
     with connect().hold(RESOURCE, operation="settle", request_id="batch-7") as first:
         first.apply({"page": 1}, settle(1))
@@ -90,15 +95,16 @@ def test_r35_a_lease_is_renewed_as_long_as_the_block_runs(
 
 
 def test_r42_a_lost_renewal_is_asked_again_and_work_goes_on_with_the_same_fence(
-    connect: Connect, served: Database
+    connect: Connect, served: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("DEBUG", "pgfence.client")
     with proxy_to(served.dsn("worker_a")) as proxy:
         fence = connect(dsn=proxy.dsn)
         with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
             lease.apply({"page": 1}, settle(1))
             proxy.cut()
-            wait_for_state(lease, State.OWNERSHIP_UNKNOWN)
-            wait_for_state(lease, State.HELD)
+            wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
+            wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
             again = lease.apply({"page": 2}, settle(2))
             assert (again.fence_token, again.segment_seq) == (lease.fence_token, 2)
 

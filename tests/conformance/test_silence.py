@@ -1,0 +1,25 @@
+"""A connection that is open and says nothing: no error ever comes, so time has to tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.conftest import RESOURCE, SETTLE, Connect
+from tests.conformance.test_hold import wait_for_move
+from tests.proxy import proxy_to
+from tests.support import Database
+
+
+def test_r42_a_renewal_without_answer_is_doubted_and_asked_again_on_a_new_connection(
+    connect: Connect, served: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "pgfence.client")
+    with (
+        proxy_to(served.dsn("worker_a")) as proxy,
+        connect(dsn=proxy.dsn).hold(RESOURCE, operation="settle", ttl=9) as lease,
+    ):
+        proxy.freeze()
+        wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
+        wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
+        receipt = lease.apply({"page": 1}, lambda execute: execute(SETTLE, 1, "settled"))
+        assert receipt.fence_token == lease.fence_token

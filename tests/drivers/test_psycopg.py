@@ -1,0 +1,168 @@
+"""psycopg 3, synchronous: what the common suite cannot ask."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import class_row, dict_row, namedtuple_row
+
+import pgfence
+from pgfence import errors
+from pgfence.client import protocol
+from pgfence.drivers.psycopg import Session
+from tests.registry import registry
+from tests.support import Database, Keys, wait_until_blocked
+
+RESOURCE = "invoice-batch/2026-07-19"
+
+
+@pytest.fixture
+def fence(database: Database, keys: Keys) -> Iterator[pgfence.Fence]:
+    with registry(database, keys), pgfence.connect(database.dsn("worker_a")) as fence:
+        yield fence
+
+
+def receipts(database: Database) -> int:
+    row = database.connect().execute("select count(*) from pgfence.receipts").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_work_may_not_end_the_transaction(
+    fence: pgfence.Fence, database: Database, end: str
+) -> None:
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        with pytest.raises(psycopg.ProgrammingError, match="forbidden within a Transaction"):
+            lease.apply({"page": 1}, lambda tx: getattr(tx, end)())
+        assert receipts(database) == 0
+        lease.apply({"page": 1}, lambda tx: tx.execute("select 1"))
+
+
+def test_work_may_use_savepoints_pipelines_and_its_own_cursors(
+    fence: pgfence.Fence, database: Database
+) -> None:
+    def work(tx: psycopg.Connection[Any]) -> None:
+        with tx.transaction(), pytest.raises(psycopg.errors.DivisionByZero), tx.transaction():
+            tx.execute("select 1 / 0")
+        with tx.pipeline():
+            tx.execute("select 1")
+            tx.execute("select 2")
+        assert tx.cursor(row_factory=dict_row).execute("select 1 as a").fetchone() == {"a": 1}
+        with tx.cursor().copy("copy (select 1) to stdout") as copy:
+            assert b"".join(copy) == b"1\n"
+
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        lease.apply({"page": 1}, work)
+    assert receipts(database) == 1
+
+
+class Anything:
+    """A row that takes no keyword: a caller's row factory that would break ours."""
+
+
+@pytest.mark.parametrize("row_factory", [dict_row, namedtuple_row, class_row(Anything)])
+def test_a_caller_s_connection_may_have_any_row_factory(
+    fence: pgfence.Fence, database: Database, row_factory: Any
+) -> None:
+    conn = database.connect("worker_a", autocommit=False, row_factory=row_factory)
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        assert fence.apply(conn, lease, 1, {"page": 1}).verdict == "ACCEPTED"
+        conn.commit()
+    assert receipts(database) == 1
+
+
+def test_a_caller_s_pipeline_stays_open(fence: pgfence.Fence, database: Database) -> None:
+    conn = database.connect("worker_a", autocommit=False)
+    with fence.hold(RESOURCE, operation="settle") as lease, conn.pipeline():
+        conn.execute("select 1")
+        assert fence.apply(conn, lease.token, 1, {}).verdict == "ACCEPTED"
+        conn.execute("select 2")
+        conn.commit()
+    assert receipts(database) == 1
+
+
+def test_autocommit_without_a_transaction_is_refused(
+    fence: pgfence.Fence, database: Database
+) -> None:
+    conn = database.connect("worker_a", autocommit=True)
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        with pytest.raises(errors.InvalidArgumentError, match="autocommit"):
+            fence.apply(conn, lease, 1, {})
+        with conn.transaction():
+            assert fence.apply(conn, lease, 1, {}).verdict == "ACCEPTED"
+    assert receipts(database) == 1
+
+
+def test_r41_a_lease_that_is_over_is_not_used_on_a_caller_s_connection_either(
+    fence: pgfence.Fence, database: Database
+) -> None:
+    conn = database.connect("worker_a", autocommit=False)
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        lease.release()
+        with pytest.raises(errors.HandleClosedError):
+            fence.apply(conn, lease, 1, {})
+
+
+@pytest.mark.parametrize("isolation", list(psycopg.IsolationLevel))
+def test_r51_a_caller_may_choose_the_isolation_level(
+    fence: pgfence.Fence, database: Database, isolation: psycopg.IsolationLevel
+) -> None:
+    conn = database.connect("worker_a", autocommit=False)
+    conn.isolation_level = isolation
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        assert fence.apply(conn, lease, 1, {}).verdict == "ACCEPTED"
+        conn.commit()
+    assert receipts(database) == 1
+
+
+def test_no_prepared_statement_is_left_where_none_is_wanted(database: Database, keys: Keys) -> None:
+    """Behind a pooler in transaction mode."""
+    names: list[Any] = []
+    with (
+        registry(database, keys),
+        pgfence.connect(database.dsn("worker_a"), prepare_threshold=None) as fence,
+        fence.hold(RESOURCE, operation="settle") as lease,
+    ):
+        for page in range(8):
+            lease.apply(
+                {"page": page},
+                lambda tx: names.extend(tx.execute("table pg_prepared_statements").fetchall()),
+            )
+    assert names == []
+
+
+def test_a_call_that_takes_too_long_is_cancelled_in_the_server(database: Database) -> None:
+    blocker = database.connect("billing_owner", autocommit=False)
+    blocker.execute("create table locked ()")
+    blocker.commit()
+    blocker.execute("lock locked")
+    session = Session(database.dsn("billing_owner"), prepare_threshold=None)
+
+    def steps(within: float | None) -> protocol.Steps[Any]:
+        (rows,) = yield protocol.Batch((protocol.Call("select pg_backend_pid()"),), within=within)
+        yield protocol.Batch((protocol.Call("select count(*) from locked"),), within=within)
+        return rows
+
+    with pytest.raises(protocol.Failed, match="no answer within 0.300 s") as caught:
+        session.run(steps(0.3))
+    assert caught.value.lost
+    left = database.connect().execute("select count(*) from pg_locks where not granted").fetchone()
+    assert left == (0,)
+
+    # Without a limit it waits as long as it takes.
+    thread = threading.Thread(target=lambda: session.run(steps(None)))
+    thread.start()
+    watch = database.connect()
+    waiting = "select pid from pg_locks where not granted and relation = 'locked'::regclass"
+    pid = None
+    while pid is None:
+        pid = watch.execute(waiting).fetchone()
+    wait_until_blocked(watch, pid[0])
+    blocker.rollback()
+    thread.join(10)
+    session.close()
