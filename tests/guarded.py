@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, LiteralString, cast
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +14,7 @@ from tests.support import Database, Keys
 from tests.workers import Worker
 
 DAY, NEXT_DAY, LATER_DAY = "2026-07-19", "2026-07-20", "2026-07-21"
-BATCH, NEXT_BATCH, LATER_BATCH = (f"invoice-batch/{day}" for day in (DAY, NEXT_DAY, LATER_DAY))
+BATCH, NEXT_BATCH, LATER_BATCH = (f"invoice-batch/{d}" for d in (DAY, NEXT_DAY, LATER_DAY))
 TEMPLATE = "invoice-batch/{batch_date}"
 
 _COLUMNS = "(id integer not null, batch_date date not null, amount numeric not null)"
@@ -22,7 +22,7 @@ _COLUMNS = "(id integer not null, batch_date date not null, amount numeric not n
 
 def run(conn: psycopg.Connection[Any], statement: str) -> psycopg.Cursor[Any]:
     """Run what a test put together."""
-    return conn.execute(cast(LiteralString, statement))
+    return conn.execute(statement)
 
 
 @contextmanager
@@ -41,7 +41,7 @@ class Writer:
     """A worker who holds whatever resource it is asked to write."""
 
     worker: Worker
-    _segments: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _tokens: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def login(cls, database: Database, keys: Keys, role: str = "worker_a") -> Writer:
@@ -53,15 +53,13 @@ class Writer:
 
     def admit(self, resource: str) -> None:
         """fenced_apply with the next segment of the resource, in the transaction that is open."""
-        if resource not in self._segments:
-            with psycopg.connect(self.worker.database.dsn(self.conn.info.user)) as other:
-                other.autocommit = True
-                held = Worker(self.worker.database, self.worker.keys, other).acquire(resource)
-            self._segments[resource] = (held.token, 0)
-        token, segment = self._segments[resource]
-        verdict = self.worker.apply(token, segment + 1)
+        if resource not in self._tokens:
+            database, keys = self.worker.database, self.worker.keys
+            with psycopg.connect(database.dsn(self.conn.info.user), autocommit=True) as other:
+                self._tokens[resource] = Worker(database, keys, other).acquire(resource).token
+        position = self.worker.call("select * from pgfence.position(%s)", [resource])
+        verdict = self.worker.apply(self._tokens[resource], position.last_segment + 1)
         assert verdict.verdict == "ACCEPTED", verdict
-        self._segments[resource] = (token, segment + 1)
 
     @contextmanager
     def admitted(self, *resources: str) -> Iterator[psycopg.Connection[Any]]:
