@@ -1,0 +1,1 @@
+"""What the database can prove afterwards. Needs a role in pgfence_auditor."""

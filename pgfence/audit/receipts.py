@@ -1,0 +1,79 @@
+"""Read receipts, and check their chains (R22)."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg.rows import class_row, scalar_row
+
+Connection = psycopg.Connection[Any]
+
+_RECEIPTS = """
+select r.resource, r.fence_token, r.segment_seq, o.owner, r.session_role, r.accepted_at,
+       r.operation_root, encode(r.grant_digest, 'hex') as grant_digest,
+       encode(r.payload_digest, 'hex') as payload_digest, encode(r.digest, 'hex') as digest
+  from pgfence.receipts as r
+  join pgfence.operations as o on o.resource = r.resource and o.fence_token = r.fence_token
+ where r.resource = %s
+ order by r.fence_token, r.segment_seq
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedSegment:
+    """A receipt as an auditor reads it. Digests are SHA-256 in hex; `digest` is the receipt's."""
+
+    resource: str
+    fence_token: int
+    segment_seq: int
+    #: Workload that owned the grant.
+    owner: str
+    #: Login role that applied the segment.
+    session_role: str
+    accepted_at: datetime
+    operation_root: str
+    grant_digest: str
+    payload_digest: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Whether the receipts of one resource form an unbroken chain, and where they do not."""
+
+    resource: str
+    receipts: int
+    ok: bool
+    first_bad_fence: int | None
+    first_bad_segment: int | None
+    problem: str | None
+
+
+def receipts_of(conn: Connection, resource: str) -> list[AcceptedSegment]:
+    """The receipts of a resource, in the order of their chain; none if nothing was accepted."""
+    return (
+        conn.cursor(row_factory=class_row(AcceptedSegment))
+        .execute(_RECEIPTS, (resource,))
+        .fetchall()
+    )
+
+
+def resources(conn: Connection) -> list[str]:
+    """Every resource that was ever asked for, in order."""
+    return (
+        conn.cursor(row_factory=scalar_row)
+        .execute("select resource from pgfence.fences order by resource")
+        .fetchall()
+    )
+
+
+def verify(conn: Connection, resource: str) -> Chain:
+    """Walk the chain of a resource. Needs no more than pgfence_app."""
+    row = (
+        conn.cursor(row_factory=class_row(Chain))
+        .execute("select * from pgfence.verify_receipts(%s)", (resource,))
+        .fetchone()
+    )
+    assert row is not None  # noqa: S101 - the function answers one row
+    return row

@@ -1,0 +1,27 @@
+"""The command line. One module a command; docs/cli.md is its manual."""
+
+import typer
+
+from pgfence.cli import demo, keys, migrate, protect, receipts, refusals, registry, trust, workload
+
+app = typer.Typer(
+    name="pgfence",
+    help="Fencing tokens enforced inside PostgreSQL: a stale lock owner cannot write.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo.demo)
+app.command()(migrate.migrate)
+app.add_typer(keys.app, name="keys")
+app.add_typer(trust.app, name="trust")
+app.add_typer(registry.app, name="registry")
+app.add_typer(workload.app, name="workload")
+app.command()(protect.protect)
+app.command()(receipts.receipts)
+app.command()(refusals.refusals)
+
+
+def main() -> None:
+    """The program `pgfence`."""
+    app()

@@ -1,0 +1,159 @@
+"""What all commands share: options, the connection, tables and JSON, and how errors are told.
+
+Exit codes (docs/cli.md): 0 fine, 1 something was found, 2 usage, 3 the database cannot be reached,
+4 refused, 130 interrupted.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal
+from functools import wraps
+from typing import Annotated, Any, NoReturn, ParamSpec
+
+import psycopg
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pgfence.client.protocol import SCHEMA_VERSION
+from pgfence.errors import PgfenceError, SchemaVersionError, from_sqlstate
+
+FOUND, UNREACHABLE, REFUSED, INTERRUPTED = 1, 3, 4, 130
+
+Dsn = Annotated[
+    str,
+    typer.Option(
+        envvar="PGFENCE_DSN",
+        show_default=False,
+        help="Connection URL or string; else libpq's PGHOST and so on. Others see a command line: "
+        "give a password in the environment, or in ~/.pgpass.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+
+Connection = psycopg.Connection[Any]
+_P = ParamSpec("_P")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """For people. Where nobody looks (a file, a pipe) nothing is cut to the width of a screen."""
+    out = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not out.is_terminal:
+        out.width = 200
+    return out
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def print_table(out: Console, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table; None is shown as nothing."""
+    table = Table(box=box.SIMPLE_HEAD if out.is_terminal else box.MARKDOWN)
+    for number, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[number], int | Decimal) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else _text(value) for value in row))
+    out.print(table)
+
+
+@contextmanager
+def database(dsn: str, needs: str) -> Iterator[Connection]:
+    """A connection in autocommit to a database with pgfence of our version in it.
+
+    needs: the rights that the command takes, for the error of a role that does not have them.
+    """
+    with psycopg.connect(dsn, autocommit=True, application_name="pgfence") as conn:
+        try:
+            _check_version(conn)
+            yield conn
+        except psycopg.errors.InsufficientPrivilege as error:
+            message = f"role {conn.info.user}: {error.diag.message_primary}"
+            raise _DatabaseRefusedError(message, f"This takes {needs}.") from error
+
+
+def _check_version(conn: Connection) -> None:
+    try:
+        row = conn.execute("select pgfence.schema_version()").fetchone()
+    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
+        raise SchemaVersionError(
+            f"pgfence is not installed in database {conn.info.dbname}: run `pgfence migrate`"
+        ) from error
+    if row != (SCHEMA_VERSION,):
+        raise SchemaVersionError(
+            f"database {conn.info.dbname} has pgfence's schema {row[0] if row else None}, this "
+            f"command is for {SCHEMA_VERSION}: run `pgfence migrate`, or install the other version"
+        )
+
+
+class _DatabaseRefusedError(PgfenceError):
+    """What PostgreSQL, not pgfence, refused, and what to do about it."""
+
+    def __init__(self, message: str, next_step: str | None) -> None:
+        super().__init__(message)
+        self._next_step = next_step
+
+    @property
+    def next_step(self) -> str | None:
+        return self._next_step
+
+
+def reported(command: Callable[_P, None]) -> Callable[_P, None]:
+    """A command whose expected errors end in a sentence and an exit code, not in a traceback."""
+
+    @wraps(command)
+    def wrapped(*arguments: _P.args, **options: _P.kwargs) -> None:
+        try:
+            command(*arguments, **options)
+        except PgfenceError as error:
+            _fail(REFUSED, str(error), error.next_step)
+        except psycopg.Error as error:
+            _fail_with(error)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+    return wrapped
+
+
+def _fail_with(error: psycopg.Error) -> NoReturn:
+    diag = error.diag
+    ours = from_sqlstate(
+        error.sqlstate, str(diag.message_primary), diag.message_detail, diag.message_hint
+    )
+    if ours is not None:
+        _fail(REFUSED, str(ours), ours.next_step)
+    state = error.sqlstate or "08000"
+    # Connection failure; wrong role, password or database; the server is starting or stopping.
+    if isinstance(error, psycopg.OperationalError) and state[:2] in ("08", "28", "3D", "57"):
+        _fail(UNREACHABLE, str(error).strip(), "Check --dsn or PGFENCE_DSN, and that it is up.")
+    _fail(REFUSED, f"PostgreSQL: {diag.message_primary or error}", diag.message_hint)
+
+
+def _fail(code: int, message: str, next_step: str | None) -> NoReturn:
+    out = console(stderr=True)
+    out.print(f"pgfence: {message}", soft_wrap=True)
+    if next_step:
+        out.print(f"next: {next_step}", soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value.isoformat(" ", "milliseconds") if isinstance(value, datetime) else str(value)
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal) and value == int(value):
+        return int(value)
+    return str(value)
