@@ -17,6 +17,7 @@ begin
     update pgfence.fences as f
        set last_segment = p_segment_seq,
            receipt_count = f.receipt_count + 1,
+           checked_fence = f.highest_fence,
            -- with a distant registry every segment needs a look at its status proof
            checked_token = case when p_configuration.registry_is_local then p_known.token_digest end,
            checked_role = session_user,

@@ -53,6 +53,7 @@ begin
                               then f.commit_look else 0 end
       from pgfence_registry.grants as g
      where f.checked_token = pg_catalog.sha256(pg_catalog.convert_to(p_grant, 'UTF8'))  -- R5, R11
+       and f.checked_fence = f.highest_fence                                            -- R10
        and f.checked_version = v_version                                                -- R6, R7, R8
        and f.checked_server_start = pg_catalog.pg_postmaster_start_time()               -- R7
        and f.checked_until > pg_catalog.clock_timestamp()                               -- R4

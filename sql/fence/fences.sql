@@ -9,6 +9,7 @@ create table pgfence.fences (
     last_segment                bigint not null default 0,
     receipt_count               bigint not null default 0,
     -- what the last full check of the rules found: the next segment need not look again
+    checked_fence               bigint,
     checked_token               bytea,
     checked_role                text,
     checked_until               timestamptz,
@@ -34,8 +35,10 @@ comment on column pgfence.fences.issued_fence is 'High-water mark of minted fenc
 comment on column pgfence.fences.current_lease is 'Lease that was granted last and not released.';
 comment on column pgfence.fences.paused_because is 'Why no write is accepted; null when the resource is not paused.';
 comment on column pgfence.fences.receipt_count is 'Receipts ever written; with the last segment, the end of the chain (R22).';
+comment on column pgfence.fences.checked_fence is
+    'Fence token of the grant that passed every rule; what was found is of no use once a higher one stands here.';
 comment on column pgfence.fences.checked_token is
-    'SHA-256 of the token with which the highest fence passed every rule; null when nothing may be taken from it.';
+    'SHA-256 of its token; null when every segment must be checked in full.';
 comment on column pgfence.fences.checked_role is 'Login role that presented it (R6).';
 comment on column pgfence.fences.checked_until is 'When its key or the bundle ends (R4).';
 comment on column pgfence.fences.checked_version is 'Version of the configuration by which it was checked (R9).';

@@ -99,6 +99,20 @@ def test_whatever_the_full_check_found_is_asked_again(
     assert fence_row(database, RESOURCE).last_segment == 1
 
 
+def test_r10_stale_owner_does_not_pass_on_what_was_found_for_its_lower_fence(
+    worker: Worker, database: Database, keys: Keys
+) -> None:
+    """The new owner has advanced and written nothing yet, so that segment 1 would be the next."""
+    rival = Worker.login(database, keys, "worker_b")
+    old = worker.acquire(RESOURCE)
+    assert worker.apply(old.token, 1, "old").verdict == "ACCEPTED"
+    worker.release(old.lease)
+    new = rival.acquire(RESOURCE)
+    assert rival.advance(new.token).verdict == "ADVANCED"
+    assert worker.apply(old.token, 1, "old").verdict == "STALE_OWNER"
+    assert rival.apply(new.token, 1, "new").verdict == "ACCEPTED"
+
+
 def test_r6_another_role_of_the_same_workload_is_checked_for_itself(
     worker: Worker, database: Database, keys: Keys
 ) -> None:
