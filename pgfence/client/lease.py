@@ -110,7 +110,7 @@ def _checked(database: Database, request: protocol.Request, answer: protocol.Ans
 class Lease:
     """A resource that this process holds; made by `Fence.hold`.
 
-    Threads may share it: segments are applied one after the other, in the order of the calls (R46).
+    Threads may share it: one segment is applied after the other.
     """
 
     def __init__(

@@ -50,7 +50,8 @@ class Call(NamedTuple):
 class Batch(NamedTuple):
     """Calls that need not wait for each other.
 
-    When they take longer than `within` seconds they are cancelled, and the connection is lost.
+    When they take longer than `within` seconds they are cancelled (SQLSTATE 57014), and when the
+    server does not answer to that either, the connection is lost.
     """
 
     calls: tuple[Call, ...]
@@ -199,6 +200,8 @@ Clock = Callable[[], float]
 #: Tries after a serialization failure or a deadlock that came before the caller's function ran.
 _ATTEMPTS = 3
 _TRY_AGAIN = frozenset({"40001", "40P01"})
+#: The same, or the call was cancelled, or waited too long for a lock: a request is asked again.
+_ASK_AGAIN = _TRY_AGAIN | {"57014", "55P03"}
 #: Schema or function does not exist; permission denied.
 _NOT_INSTALLED, _NOT_ALLOWED = frozenset({"3F000", "42883"}), "42501"
 _TRUST_BUNDLE = "select document, digest, pg_catalog.clock_timestamp() from pgfence.trust_bundle()"
@@ -206,8 +209,10 @@ _TRUST_BUNDLE = "select document, digest, pg_catalog.clock_timestamp() from pgfe
 _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
 #: Pauses, in seconds, between attempts to reach a database that does not answer.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-#: Seconds that a call gets at least, and that a grant which is decided gets to be signed.
-_SHORTEST_CALL, _SIGNING = 1.0, 1.0
+#: Seconds that a call which may wait for a lock gets, and a decided grant to be signed.
+_SHORTEST_CALL, _LONGEST_CALL, _SIGNING = 1.0, 30.0, 1.0
+#: Seconds that a renewal gets at least, also where a third of the lease is less.
+_SHORTEST_RENEWAL = 0.25
 
 
 def ask(call: Call, clock: Clock, within: float | None = None) -> Steps[Answer]:
@@ -239,51 +244,53 @@ def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answe
     LISTEN, then ask again, then wait, so that no wake-up is lost (R36). A lost reply is answered by
     asking again with the same request ID on a new connection (R34).
 
-    Raises `AcquireTimeoutError` after `timeout` seconds, when the request has been withdrawn, and
-    `NotHeldError` when the lease of this request is over.
+    Raises `AcquireTimeoutError` after `timeout` seconds, or when the database has not answered for
+    as long as the lease would last; the request is withdrawn. Raises `NotHeldError` when the lease
+    of this request is over.
     """
     until = inf if timeout is None else clock() + timeout
     listening: str | None = None
-    unreachable_since = inf
+    silent_since = inf
     pause = _FIRST_PAUSE
     while True:
-        within = None if timeout is None else max(until - clock(), _SHORTEST_CALL)
         try:
-            if unreachable_since < inf:
+            if silent_since < inf:
                 yield Reopen()
                 listening = None
+            within = min(max(until - clock(), _SHORTEST_CALL), _LONGEST_CALL)
             answer = yield from ask(request(wanted), clock, within)
-            unreachable_since, pause = inf, _FIRST_PAUSE
+            silent_since, pause, why = inf, _FIRST_PAUSE, answer.reason
             if answer.state == "HELD" and answer.token:
                 return answer
             if answer.state not in ("WAIT", "SIGNING", "HELD"):
                 raise answer.not_held()
             if answer.state == "SIGNING":
                 until = max(until, answer.asked_at + _SIGNING)
-            if clock() >= until:
-                yield from give_up(wanted.request_id, clock)
-                raise errors.AcquireTimeoutError(
-                    f"{wanted.resource} did not become free within {timeout} s: {answer.reason}"
-                )
-            if answer.wake_channel and answer.wake_channel != listening:
-                yield Listen(answer.wake_channel)
-                listening = answer.wake_channel
+            if clock() < until:
+                if answer.wake_channel and answer.wake_channel != listening:
+                    yield Listen(answer.wake_channel)
+                    listening = answer.wake_channel
+                else:
+                    yield Wait(min((answer.look_again_ms or 0) / 1000, until - clock()))
                 continue
-            yield Wait(max(0.0, min((answer.look_again_ms or 0) / 1000, until - clock())))
         except Failed as failed:
-            if not failed.lost:
+            if failed.lost:
+                silent_since = min(silent_since, clock())
+            elif failed.sqlstate in _ASK_AGAIN:
+                # The call waits for a transaction of the old owner, and was cancelled for that.
+                silent_since = inf
+            else:
                 failed.rethrow()
-            # A database that stays away longer than the lease would last has no lease for us.
-            unreachable_since = min(unreachable_since, clock())
-            if clock() + pause > min(until, unreachable_since + wanted.ttl_ms / 1000):
-                with suppress(Failed):
-                    yield Reopen()
-                    yield from give_up(wanted.request_id, clock)
-                raise errors.AcquireTimeoutError(
-                    f"{wanted.resource}: the registry did not answer: {failed.message}"
-                ) from failed.__cause__
-            yield Sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            why = failed.message
+            if clock() + pause < min(until, silent_since + wanted.ttl_ms / 1000):
+                yield Sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+        with suppress(Failed):
+            if silent_since < inf:
+                yield Reopen()
+            yield from give_up(wanted.request_id, clock)
+        raise errors.AcquireTimeoutError(f"{wanted.resource} did not become ours in time: {why}")
 
 
 def give_up(request_id: str, clock: Clock) -> Steps[Answer]:
@@ -317,7 +324,7 @@ def _renew(lease: str, ttl_ms: int, change: Change, clock: Clock) -> Steps[None]
             if lost:
                 yield Reopen()
                 lost = False
-            answer = yield from ask(call, clock, within=ttl_ms / 3000)
+            answer = yield from ask(call, clock, within=max(ttl_ms / 3000, _SHORTEST_RENEWAL))
         except Failed as failed:
             _log.warning("lease %s: renewing failed: %s", lease, failed.message)
             lost = lost or failed.lost

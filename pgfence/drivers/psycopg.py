@@ -255,26 +255,24 @@ def time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    done = threading.Event()
+    done, cut = threading.Event(), threading.Event()
 
     def watch() -> None:
         if done.wait(seconds):
             return
-        late.set()
         with suppress(psycopg.Error):
             conn.cancel_safe(timeout=_CANCEL)
         if not done.wait(_CANCEL):
+            cut.set()
             with socket.socket(fileno=os.dup(conn.fileno())) as twin:
                 twin.shutdown(socket.SHUT_RDWR)
 
-    late = threading.Event()
     watcher = threading.Thread(target=watch, name="pgfence time limit", daemon=True)
     watcher.start()
     try:
         yield
     except psycopg.Error as error:
-        if late.is_set():
-            conn.close()
+        if cut.is_set():
             raise psycopg.OperationalError(f"no answer within {seconds:.3f} s") from error
         raise
     finally:
