@@ -8,7 +8,7 @@ as $$
 declare
     v_p    constant numeric := 57896044618658097711785492504343953926634992332820282019728792003956564819949;
     v_2d   constant numeric := 16295367250680780974490674513165176452449235426866156013048779062215315747161;
-    v_base constant bytea := '\x58666666666666666666666666666666666666666666666666666666666666e6';
+    v_base constant bytea := decode('58' || repeat('66', 30) || 'e6', 'hex');
     v_point  numeric[] := pgfence._ed25519_decode(p_public_key);
     v_key_id integer;
     v_x numeric;

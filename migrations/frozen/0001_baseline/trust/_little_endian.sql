@@ -7,7 +7,7 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_bytes  bytea := p_bytes || '\x000000000000'::bytea;
+    v_bytes  bytea := p_bytes || decode('000000000000', 'hex');
     v_number numeric := 0;
     i        integer := (length(p_bytes) - 1) / 7 * 7;
 begin

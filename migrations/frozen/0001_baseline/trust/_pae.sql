@@ -12,11 +12,11 @@ declare
     v_pae    bytea;
     v_piece  bytea;
 begin
-    v_pae := substr(v_length, 8, 1) || substr(v_length, 7, 1) || '\x000000000000'::bytea;
+    v_pae := substr(v_length, 8, 1) || substr(v_length, 7, 1) || decode('000000000000', 'hex');
     foreach v_piece in array p_pieces loop
         v_length := int8send(length(v_piece));
         v_pae := v_pae || substr(v_length, 8, 1) || substr(v_length, 7, 1) || substr(v_length, 6, 1)
-                       || substr(v_length, 5, 1) || '\x00000000'::bytea || v_piece;
+                       || substr(v_length, 5, 1) || decode('00000000', 'hex') || v_piece;
     end loop;
     return v_pae;
 end

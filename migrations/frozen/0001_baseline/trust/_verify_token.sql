@@ -27,11 +27,15 @@ begin
     end if;
     v_body := pgfence._base64url_decode(v_part[3]);
     v_footer := pgfence._base64url_decode(v_part[4]);
-    if v_body is null or v_footer is null or length(v_body) < 64 or length(v_footer) <> 26 then
+    if v_body is null or v_footer is null or length(v_body) < 64 then
         return v_check;
     end if;
-    v_check.kid := substring(encode(v_footer, 'escape') collate "C" from '^\{"kid":"([0-9a-f]{16})"\}$');
-    if v_check.kid is null then
+    v_text := encode(v_footer, 'escape');
+    v_check.kid := substr(v_text, 9, 16);
+    if v_text <> '{"kid":"' || v_check.kid || '"}'
+       or length(v_check.kid) <> 16
+       or translate(v_check.kid, '0123456789abcdef', '') <> '' then
+        v_check.kid := null;
         return v_check;
     end if;
 
@@ -60,6 +64,7 @@ begin
         substr(v_body, length(v_body) - 63)) is not true
     then
         v_check.verdict := 'BAD_SIGNATURE';
+        v_check.reason := 'SIGNATURE';
         return v_check;
     end if;
 

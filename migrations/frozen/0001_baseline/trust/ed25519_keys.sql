@@ -6,7 +6,7 @@ create table pgfence.ed25519_keys (
     constraint ed25519_keys_pkey primary key (key_id),
     constraint ed25519_keys_public_key_key unique (public_key),
     constraint ed25519_keys_base_check check (
-        (key_id = 0) = (public_key = '\x58666666666666666666666666666666666666666666666666666666666666e6'))
+        (key_id = 0) = (public_key = decode('58' || repeat('66', 30) || 'e6', 'hex')))
 );
 -- next statement
 comment on table pgfence.ed25519_keys is

@@ -4,6 +4,7 @@
 create function pgfence.install_trust_bundle(p_document text, p_signatures text[])
 returns bigint
 language plpgsql
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare

@@ -1,0 +1,15 @@
+-- Whether this is the database that was guarded, and not a promoted, restored or copied one (R39).
+create function pgfence._is_recorded_database(p_configuration pgfence.configuration)
+returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select i.system_identifier = p_configuration.system_identifier and i.timeline = p_configuration.timeline
+           and i.database_oid = p_configuration.database_oid
+      from pgfence._database_identity() as i
+$$;
+-- next statement
+revoke all on function pgfence._is_recorded_database(pgfence.configuration) from public;
+-- next statement
+comment on function pgfence._is_recorded_database(pgfence.configuration) is
+    'Whether system identifier, timeline and database are those on record (R39).';

@@ -1,0 +1,68 @@
+-- Is the grant held now, and until when (R13)? The registry's own row where it lives here; else a
+-- status proof for this grant, or the grant's own statusUntil. A distant registry's clock may
+-- differ from ours by the tolerance, which is taken off both ends of the window.
+create function pgfence._lease_now(
+    p_grant pgfence._grant, p_grant_digest bytea, p_status text, p_configuration pgfence.configuration,
+    p_now timestamptz,
+    out held boolean, out verdict text, out reason text, out held_until timestamptz
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_registered pgfence_registry.grants;
+    v_check pgfence._token_check;
+    v_status pgfence._status;
+    v_tolerance interval := p_configuration.clock_tolerance_ms * interval '1 millisecond';
+begin
+    held := false;
+    if p_status is not null then
+        v_check := pgfence._verify_token(p_status, 'lockStatus.v1', p_now);
+        if v_check.verdict is not null then
+            verdict := v_check.verdict;
+            reason := 'STATUS_PROOF';
+            return;
+        end if;
+        v_status := pgfence._parse_status(v_check.message);
+        if v_status.schema is null then
+            verdict := 'MALFORMED';
+            reason := 'STATUS_PROOF';
+            return;
+        elsif v_status.audience is distinct from p_configuration.audience then
+            verdict := 'WRONG_AUDIENCE';
+            reason := 'STATUS_PROOF';
+            return;
+        end if;
+        held_until := pgfence._from_microseconds(v_status.valid_until) - v_tolerance;
+        if v_status.grant_digest <> pg_catalog.encode(p_grant_digest, 'hex') or v_status.issuer_epoch < p_grant.issuer_epoch
+           or p_now >= held_until
+           or p_now < pgfence._from_microseconds(v_status.issued_at) - v_tolerance then
+            verdict := 'STALE_STATUS';
+            return;
+        end if;
+    end if;
+    if p_configuration.registry_is_local then
+        select g.* into v_registered from pgfence_registry.grants as g where g.digest = p_grant_digest;
+        reason := case when not found then 'UNKNOWN_GRANT'
+                       else pgfence_registry._state_of(v_registered, p_now) end;
+        if reason <> 'HELD' then
+            verdict := 'NOT_HELD';
+            return;
+        end if;
+        held_until := least(held_until, v_registered.lease_ends_at);
+    elsif p_status is null then
+        held_until := pgfence._from_microseconds(p_grant.status_until) - v_tolerance;
+        if p_now >= held_until or p_now < pgfence._from_microseconds(p_grant.issued_at) - v_tolerance then
+            verdict := 'STALE_STATUS';
+            return;
+        end if;
+    end if;
+    reason := null;
+    held := true;
+end
+$$;
+-- next statement
+revoke all on function pgfence._lease_now(pgfence._grant, bytea, text, pgfence.configuration, timestamptz) from public;
+-- next statement
+comment on function pgfence._lease_now(pgfence._grant, bytea, text, pgfence.configuration, timestamptz) is
+    'Whether a grant is held now, and until when; else NOT_HELD, STALE_STATUS or what is wrong with the proof (R13).';

@@ -1,0 +1,24 @@
+-- Digest of a receipt over everything it says and the digest of the one before (R22). No part but
+-- the last can hold a space, so the text can be read in one way only.
+create function pgfence._receipt_digest(
+    p_previous_digest bytea, p_resource text, p_fence_token bigint, p_segment_seq bigint,
+    p_operation_root text, p_grant_digest bytea, p_payload_digest bytea, p_accepted_at timestamptz,
+    p_session_role text
+)
+returns bytea
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws(' ',
+        'receipt.v1', pg_catalog.encode(p_previous_digest, 'hex'), p_resource, p_fence_token::text,
+        p_segment_seq::text, p_operation_root, pg_catalog.encode(p_grant_digest, 'hex'),
+        pg_catalog.encode(p_payload_digest, 'hex'),
+        pgfence._to_microseconds(p_accepted_at)::text,
+        p_session_role), 'UTF8'))
+$$;
+-- next statement
+revoke all on function pgfence._receipt_digest(bytea, text, bigint, bigint, text, bytea, bytea, timestamptz, text)
+    from public;
+-- next statement
+comment on function pgfence._receipt_digest(bytea, text, bigint, bigint, text, bytea, bytea, timestamptz, text) is
+    'SHA-256 over a receipt and the digest of the one before it (R22).';

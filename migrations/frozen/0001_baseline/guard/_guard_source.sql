@@ -1,0 +1,153 @@
+-- Writes the body of a table's guard function. It runs as pgfence_owner and still never runs code
+-- of a user's: it reads the template's columns alone, looks at their types in the data itself (the
+-- catalog might be read through an old snapshot) before any expression on them is even parsed, and
+-- then uses functions of pg_catalog only. It contains no backslash: a client may have switched
+-- standard_conforming_strings off when the body is parsed.
+create function pgfence._guard_source(p_table regclass, p_template text)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_piece record;
+    v_column record;
+    v_next_starts text;
+    v_columns text[] := '{}';           -- n.batch_date as c1
+    v_columns_by_bytes text[] := '{}';  -- the same, text by its bytes and not by its collation
+    v_other_types text[] := '{}';       -- pg_typeof(v_row.c1)::oid <> 1082
+    v_differences text[] := '{}';       -- r.c1 is distinct from that of the first row
+    v_resource_of_row text[] := '{}';   -- 'invoice-batch/', to_char(v_row.c1, ...)
+    v_resource_of_group text[] := '{}'; -- the same of g.c1
+    v_select_row text;
+    v_check_row text;
+    v_find_others text := '';
+    v_operation text;
+    v_rows text;
+begin
+    for v_piece in
+        select p.literal, p.column_name, lead(p.literal) over w as next_literal, lead(p.column_name) over w as next_column
+        from pgfence._template_pieces(p_template) as p
+        window w as (order by p.piece)
+    loop
+        if v_piece.literal <> '' then
+            v_resource_of_row := v_resource_of_row || quote_literal(v_piece.literal);
+            v_resource_of_group := v_resource_of_group || quote_literal(v_piece.literal);
+        end if;
+        continue when v_piece.column_name is null;
+
+        select a.atttypid as type, format_type(a.atttypid, null) as type_name, a.attgenerated = 'v' as is_virtual,
+               format('c%s', cardinality(v_columns) + 1) as alias,
+               format('n.%I%s', a.attname, case when t.typcollation <> 0 then ' collate "C"' end) as by_bytes
+        into v_column
+        from pg_attribute as a join pg_type as t on t.oid = a.atttypid
+        where a.attrelid = p_table and a.attname = v_piece.column_name and a.attnum > 0 and not a.attisdropped;
+        if not found then
+            perform pgfence._raise('UNPROTECTABLE', format('%s has no column "%s"', p_table, v_piece.column_name),
+                'The template names columns exactly as the catalog spells them, without quotes.', 'R23');
+        end if;
+        v_next_starts := case when v_piece.next_column is not null then left(v_piece.next_literal, 1) end;
+        v_resource_of_row := v_resource_of_row
+            || pgfence._render_expression(v_column.type, 'v_row.' || v_column.alias, v_next_starts);
+        v_resource_of_group := v_resource_of_group
+            || pgfence._render_expression(v_column.type, 'g.' || v_column.alias, v_next_starts);
+        if v_column.is_virtual or array_position(v_resource_of_row, null) is not null then
+            perform pgfence._raise('UNPROTECTABLE',
+                format('column "%s" of %s (%s%s) cannot name a resource', v_piece.column_name, p_table,
+                    v_column.type_name, case when v_column.is_virtual then ', virtual' end),
+                'Columns of type text, varchar, char, smallint, integer, bigint, numeric, boolean, uuid, date and timestamp '
+                'can. For any other add a column of type text, generated and stored if you like, and name that one.', 'R23');
+        end if;
+        if strpos('0123456789', v_next_starts) > 0
+            and v_column.type in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype)
+            or v_next_starts = '.' and v_column.type = 'numeric'::regtype
+        then
+            perform pgfence._raise('UNPROTECTABLE',
+                format('in the template %s the number "%s" runs into the "%s" after it', p_template, v_piece.column_name,
+                    v_next_starts),
+                'Put another literal after the number, as in {customer}/{batch}.', 'R23');
+        end if;
+
+        v_columns := v_columns || format('n.%I as %s', v_piece.column_name, v_column.alias);
+        v_columns_by_bytes := v_columns_by_bytes || format('%s as %s', v_column.by_bytes, v_column.alias);
+        v_other_types := v_other_types || format('pg_typeof(v_row.%s)::oid <> %s', v_column.alias, v_column.type::oid);
+        v_differences := v_differences || format('r.%1$s is distinct from (select f.%1$s from r as f limit 1)', v_column.alias);
+    end loop;
+
+    if v_columns = '{}' then -- the whole table is one resource
+        v_columns := array['1 as c1'];
+        v_columns_by_bytes := v_columns;
+        v_other_types := array['false'];
+        v_differences := array['false'];
+    end if;
+
+    v_select_row := 'select ' || array_to_string(v_columns, ', ') || ' into v_row from ';
+    v_check_row := '
+    if ' || array_to_string(v_other_types, ' or ') || ' then
+        perform pgfence._refuse_changed_column(tg_relid);
+    end if;
+    v_resource := ' || array_to_string(v_resource_of_row, ' || ') || ';
+    if not exists (select from pgfence.admitted_resources as a where a.resource = v_resource) then
+        perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
+    end if;';
+    foreach v_operation in array array['INSERT', 'UPDATE', 'DELETE'] loop
+        -- without parameters, or PostgreSQL would weigh a new plan every time
+        v_find_others := v_find_others || case v_operation when 'INSERT' then '
+    if' else '
+    elsif' end || ' tg_op = ' || quote_literal(v_operation) || ' then
+        with r as not materialized (' || concat_ws(' union all ',
+            case when v_operation <> 'DELETE' then
+                'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_new_rows as n' end,
+            case when v_operation <> 'INSERT' then
+                'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_old_rows as n' end) || ')
+        select o.resource into v_resource
+        from (
+            select (' || array_to_string(v_resource_of_group, ' || ') || ') collate "C" as resource
+            from (select distinct r.* from r where ' || array_to_string(v_differences, ' or ') || ') as g
+        ) as o
+        where (select true from pgfence.admitted_resources as a where a.resource = o.resource) is null
+        limit 1;';
+    end loop;
+    return '
+#variable_conflict use_variable
+declare
+    v_row record;
+    v_resource text collate "C";
+begin
+    if to_regclass(''pgfence_new_rows'') is not null or to_regclass(''pgfence_old_rows'') is not null then
+        perform pgfence._refuse_shadowed(tg_relid);
+    elsif tg_op = ''TRUNCATE'' then
+        perform pgfence._refuse_write(tg_relid, tg_op, null);
+    elsif tg_level = ''ROW'' then
+        if tg_op <> ''INSERT'' then
+    ' || v_select_row || '(select old.*) as n;' || v_check_row || '
+        end if;
+        if tg_op <> ''DELETE'' then
+    ' || v_select_row || '(select new.*) as n;' || v_check_row || '
+        end if;
+        return null;
+    end if;
+
+    -- one row, and then only those that differ from it
+    if tg_op <> ''DELETE'' then
+        ' || v_select_row || 'pgfence_new_rows as n limit 1;
+    end if;
+    if tg_op = ''DELETE'' or tg_op = ''UPDATE'' and not found then
+        ' || v_select_row || 'pgfence_old_rows as n limit 1;
+    end if;
+    if not found then
+        return null;
+    end if;' || v_check_row || v_find_others || '
+    end if;
+    if found then
+        perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
+    end if;
+    return null;
+end
+';
+end
+$$;
+-- next statement
+revoke all on function pgfence._guard_source(regclass, text) from public;
+-- next statement
+comment on function pgfence._guard_source(regclass, text) is
+    'Body of the guard function of a table. Raises PF301 and PF304 where the template or a column cannot be used (R23).';

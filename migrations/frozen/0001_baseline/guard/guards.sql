@@ -1,0 +1,93 @@
+-- How each protected table, and each partition below it, is guarded now. Admission, protect and
+-- doctor all read the state of the guard here. A partition that was attached after protect has the
+-- row trigger alone, cloned and firing always: enough for rows, but PostgreSQL cannot guard it
+-- against TRUNCATE, so nobody but its owner may hold that right. Where a relation has statement
+-- triggers its row trigger need only fire in logical apply, which fires no others.
+create view pgfence.guards as
+select p.protected_table,
+       p.template,
+       p.literal_prefix,
+       c.oid::regclass as relation,
+       c.relkind = 'p' as is_partitioned,
+       t.statement_guards,
+       t.truncate_guard,
+       t.row_guard,
+       case
+           when c.relkind not in ('r', 'p') then 'is not an ordinary or partitioned table'
+           when c.relpersistence <> 'p' then 'is not permanent: it is temporary or unlogged'
+           when c.oid = p.protected_table and (c.relispartition or h.is_child) then 'is a partition or child of another table'
+           when c.relkind = 'r' and c.relhassubclass and h.is_parent then 'has child tables, which are written without its triggers'
+           when c.relhasrules
+               and exists (select from pg_catalog.pg_rewrite as r where r.ev_class = c.oid and r.ev_type <> '1')
+               then 'has a rule that rewrites writes'
+       end as unprotectable,
+       case
+           when f.prosrc is distinct from p.guard_source
+               or pg_catalog.pg_get_userbyid(f.proowner) <> 'pgfence_owner' or not f.prosecdef
+               or f.proconfig is distinct from array['search_path=pg_catalog, pg_temp']
+               then 'the guard function is missing or was changed'
+           when c.oid = p.protected_table and not (t.statement_guards and t.truncate_guard)
+               or t.row_guard not in ('always', 'replica')
+               or t.row_guard = 'replica' and (c.relkind = 'p' or not t.statement_guards)
+               or c.relkind = 'p' and not t.statement_guards and exists (
+                   select from pg_catalog.pg_inherits as i join pg_catalog.pg_trigger as b on b.tgrelid = i.inhrelid
+                   where i.inhparent = c.oid and b.tgname = 'pgfence_guard_update'
+               )
+               then 'a trigger of the guard is missing, disabled, not ENABLE ALWAYS, or was changed'
+           when not t.truncate_guard
+               and exists (
+                   select from pg_catalog.aclexplode(c.relacl) as a
+                   where a.privilege_type = 'TRUNCATE' and a.grantee <> c.relowner
+               )
+               then 'it was attached after protect, and others than its owner may TRUNCATE it'
+       end as missing
+from pgfence.protected_tables as p
+join pg_catalog.pg_class as top on top.oid = p.protected_table
+left join pg_catalog.pg_proc as f
+    on f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+cross join lateral (
+    select top.oid as relid
+    union all
+    (
+        with recursive below as (
+            select i.inhrelid from pg_catalog.pg_inherits as i where i.inhparent = top.oid and top.relkind = 'p'
+            union all
+            select i.inhrelid from below as b join pg_catalog.pg_inherits as i on i.inhparent = b.inhrelid
+        )
+        select b.inhrelid from below as b
+    )
+) as m
+join pg_catalog.pg_class as c on c.oid = m.relid
+cross join lateral (
+    select exists (select from pg_catalog.pg_inherits as i where i.inhrelid = c.oid) as is_child,
+           exists (select from pg_catalog.pg_inherits as i where i.inhparent = c.oid) as is_parent
+) as h
+cross join lateral (
+    -- tgtype: 1 row, 2 before, 4 insert, 8 delete, 16 update, 32 truncate
+    select count(*) filter (
+               where t.tgenabled = 'A' and case t.tgname
+                   when 'pgfence_guard_insert' then t.tgtype = 4 and t.tgnewtable = 'pgfence_new_rows'
+                   when 'pgfence_guard_delete' then t.tgtype = 8 and t.tgoldtable = 'pgfence_old_rows'
+                   when 'pgfence_guard_update' then t.tgtype = 16 and t.tgnewtable = 'pgfence_new_rows'
+                                                    and t.tgoldtable = 'pgfence_old_rows'
+               end) = 3 as statement_guards,
+           count(*) filter (
+               where t.tgenabled = 'A' and t.tgname = 'pgfence_guard_truncate' and t.tgtype = 34) = 1 as truncate_guard,
+           coalesce(max(case t.tgenabled when 'A' then 'always' when 'R' then 'replica' end) filter (
+               where t.tgname = 'pgfence_guard_row' and t.tgtype = 29 and t.tgattr::text = ''), 'none') as row_guard
+    from pg_catalog.pg_trigger as t
+    where t.tgrelid = c.oid and t.tgfoid = f.oid and t.tgqual is null
+) as t;
+-- next statement
+comment on view pgfence.guards is
+    'The guard of each protected table and of each partition below it. unprotectable, missing: null when all is well (R25).';
+-- next statement
+comment on column pgfence.guards.relation is 'The protected table itself or a partition of it, at any depth.';
+-- next statement
+comment on column pgfence.guards.row_guard is 'When the row trigger fires: always, replica (in logical apply only), none.';
+-- next statement
+comment on column pgfence.guards.unprotectable is 'Why no guard holds on this relation.';
+-- next statement
+comment on column pgfence.guards.missing is 'What protect, run again, puts right.';
+-- next statement
+grant select on pgfence.guards to pgfence_app, pgfence_auditor;

@@ -1,0 +1,33 @@
+-- Records the signed token of a grant and wakes the worker that waits for it. False when somebody
+-- else has signed it, or its lease is over.
+create function pgfence_registry.record_signature(p_lease text, p_token text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_grant pgfence_registry.grants;
+begin
+    if p_lease is null or p_token is null then
+        perform pgfence._raise('INVALID_ARGUMENT', 'record_signature: an argument is NULL',
+            'Pass the lease and the signed token.', 'R53');
+    end if;
+    update pgfence_registry.grants as g set token = p_token
+     where g.lease = p_lease and g.token is null and g.state = 'HELD'
+       and g.lease_ends_at > pg_catalog.clock_timestamp()
+    returning g.* into v_grant;
+    if not found then
+        return false;
+    end if;
+    perform pg_catalog.pg_notify(pgfence_registry._wake_channel(v_grant.owner, v_grant.request_id), '');
+    return true;
+end
+$$;
+-- next statement
+revoke all on function pgfence_registry.record_signature(text, text) from public;
+-- next statement
+grant execute on function pgfence_registry.record_signature(text, text) to pgfence_registry;
+-- next statement
+comment on function pgfence_registry.record_signature(text, text) is
+    'Records the token of a decided grant, once (R34, R53). Raises PF301.';

@@ -1,0 +1,41 @@
+-- Prolongs a lease by its TTL from now. Changes neither fence nor grant, touches only the grant's
+-- own row, and never waits for an open segment (R35, R52, R53). A lease that is over stays over.
+create function pgfence_registry.renew(p_lease text)
+returns pgfence_registry.answer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_grant pgfence_registry.grants := pgfence_registry._own_grant(p_lease);
+    v_answer pgfence_registry.answer;
+    v_epoch_floor bigint;
+begin
+    if v_grant.lease is null then
+        return pgfence_registry._unknown(p_lease);
+    end if;
+    select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
+    update pgfence_registry.grants as g
+       set lease_ends_at = greatest(g.lease_ends_at, pg_catalog.clock_timestamp() + g.ttl_ms * interval '1 millisecond')
+     where g.lease = p_lease and g.state = 'HELD' and g.token is not null
+       and g.issuer_epoch >= v_epoch_floor and g.lease_ends_at > pg_catalog.clock_timestamp()
+    returning g.* into v_grant;
+    if found then
+        -- The row stays locked until this transaction ends, and the next owner waits for it: R20.
+        perform pgfence._limit_transaction(v_grant.lease_ends_at);
+        return pgfence_registry._answer_of_grant(v_grant, false);
+    end if;
+    v_answer := pgfence_registry._answer_of_grant(pgfence_registry._own_grant(p_lease), false);
+    if v_answer.state = 'HELD' then
+        v_answer.reason := 'not renewed: its issuer epoch is below the lowest good one of this database';
+    end if;
+    return v_answer;
+end
+$$;
+-- next statement
+revoke all on function pgfence_registry.renew(text) from public;
+-- next statement
+grant execute on function pgfence_registry.renew(text) to pgfence_app;
+-- next statement
+comment on function pgfence_registry.renew(text) is
+    'Prolongs one of the caller''s leases by its TTL, if it is held (R35, R36). Raises PF301, PF302.';

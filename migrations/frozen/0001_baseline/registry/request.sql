@@ -1,0 +1,71 @@
+-- Asks for a resource; asks again; keeps a waiter's place: always the same call with the same
+-- arguments (R34). When the caller is at the head of the queue and the lease before it has ended,
+-- it decides here, in its own session: the fence row lock, a higher fence, the new grant (R53).
+create function pgfence_registry.request(
+    p_request_id text, p_resource text, p_operation_class text, p_operation_root text, p_ttl_ms bigint,
+    p_continues_root text default ''
+)
+returns pgfence_registry.answer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_caller constant text := pgfence_registry._caller();
+    v_request pgfence_registry.requests;
+    v_grant pgfence_registry.grants;
+    v_answer pgfence_registry.answer;
+    v_new boolean := false;
+begin
+    perform pgfence_registry._check_request(p_request_id, p_resource, p_operation_class, p_operation_root, p_ttl_ms,
+                                            p_continues_root);
+    select r.* into v_request from pgfence_registry.requests as r
+     where r.workload = v_caller and r.request_id = p_request_id;
+    if not found then
+        insert into pgfence_registry.requests as r
+            (workload, request_id, resource, operation_class, operation_root, continues_root, ttl_ms, asked_at, alive_until)
+        values
+            (v_caller, p_request_id, p_resource, p_operation_class, p_operation_root, p_continues_root, p_ttl_ms,
+             pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp())
+        on conflict do nothing;
+        v_new := found;
+        select r.* into strict v_request from pgfence_registry.requests as r
+         where r.workload = v_caller and r.request_id = p_request_id;
+    end if;
+    if (v_request.resource, v_request.operation_class, v_request.operation_root, v_request.continues_root, v_request.ttl_ms)
+       is distinct from (p_resource, p_operation_class, p_operation_root, p_continues_root, p_ttl_ms) then
+        perform pgfence._raise('REQUEST_CONFLICT',
+            pg_catalog.format('request %s was made before, with other arguments', p_request_id),
+            'Ask again with the same arguments, or use a new request ID.', 'R34',
+            pg_catalog.jsonb_build_object('resource', v_request.resource, 'operation_class', v_request.operation_class,
+                'operation_root', v_request.operation_root, 'ttl_ms', v_request.ttl_ms));
+    end if;
+
+    if v_request.state = 'GRANTED' then
+        select g.* into strict v_grant from pgfence_registry.grants as g where g.lease = v_request.lease;
+        -- A lease that ended before anybody signed the grant was nobody's: decide once more.
+        if v_grant.token is not null or pgfence_registry._state_of(v_grant, pg_catalog.clock_timestamp()) <> 'EXPIRED' then
+            return pgfence_registry._answer_of_grant(v_grant, true);
+        end if;
+    elsif v_request.state = 'WITHDRAWN' then
+        v_answer.state := 'WITHDRAWN';
+        v_answer.request_id := p_request_id;
+        v_answer.resource := p_resource;
+        v_answer.ttl_ms := p_ttl_ms;
+        return v_answer;
+    end if;
+
+    update pgfence_registry.requests as r
+       set alive_until = pg_catalog.clock_timestamp() + interval '5 seconds'
+     where r.workload = v_caller and r.request_id = p_request_id
+    returning r.* into v_request;
+    return pgfence_registry._decide(v_request, v_new);
+end
+$$;
+-- next statement
+revoke all on function pgfence_registry.request(text, text, text, text, bigint, text) from public;
+-- next statement
+grant execute on function pgfence_registry.request(text, text, text, text, bigint, text) to pgfence_app;
+-- next statement
+comment on function pgfence_registry.request(text, text, text, text, bigint, text) is
+    'Asks for a grant, or asks again: WAIT, SIGNING, HELD with the token, or how it ended (R34 to R36). p_ttl_ms in milliseconds. Raises PF301, PF302, PF303, PF109 and PF110; needs READ COMMITTED.';
