@@ -213,8 +213,9 @@ def test_r20_renewing_meanwhile_does_not_prolong_the_transaction(
     wait_until(
         lambda: (
             renewer.renew(held.lease).lease_ends_at > first_end
-            and bool(observer.execute("select clock_timestamp() > %s", [first_end]).fetchone()[0])
-        ),  # type: ignore[index]
+            and observer.execute("select clock_timestamp() > %s", [first_end]).fetchall()
+            == [(True,)]
+        ),
         "the first end of the lease has passed, and it was renewed",
     )
     with pytest.raises(psycopg.Error) as caught:
