@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from pgfence import errors
@@ -41,10 +42,10 @@ class Belief:
         """The ownership as the clock has it."""
         return self.change(Ownership.at)
 
-    def wait(self, seconds: float) -> None:
-        """Return when the state has changed, or after so many seconds."""
+    def wait_while(self, state: State, seconds: float) -> None:
+        """Return when the state is another one, or after so many seconds."""
         with self._changed:
-            self._changed.wait(seconds)
+            self._changed.wait_for(lambda: self._ownership.state is not state, seconds)
 
 
 def _log_move(name: str, before: Ownership, after: Ownership) -> None:
@@ -76,7 +77,7 @@ def acquire(database: Database, request: protocol.Request, timeout: float | None
     except BaseException as error:
         if answer is not None or not isinstance(error, Exception):
             _withdraw(session, request)
-        session.close()
+        database.put_back(session)
         raise
     return Lease(database, request, answer, grant, session, wake)
 
@@ -204,18 +205,11 @@ class Lease:
         Raises `OwnershipUnknownError` after `timeout` seconds, and `NotHeldError` when the lease is
         over, which its deadline sees to.
         """
-        until = None if timeout is None else monotonic() + timeout
-        while True:
-            try:
-                return self.check()
-            except errors.OwnershipUnknownError:
-                now = monotonic()
-                if until is not None and now >= until:
-                    raise
-                deadline = self._belief.now().deadline
-                self._belief.wait(
-                    max(0.0, (deadline if until is None else min(deadline, until)) - now)
-                )
+        until = inf if timeout is None else monotonic() + timeout
+        while self._belief.now().state is State.OWNERSHIP_UNKNOWN and monotonic() < until:
+            patience = min(until, self._belief.now().deadline) - monotonic()
+            self._belief.wait_while(State.OWNERSHIP_UNKNOWN, patience)
+        self.check()
 
     def apply(
         self,

@@ -264,7 +264,11 @@ def time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
             conn.cancel_safe(timeout=_CANCEL)
         if not done.wait(_CANCEL):
             cut.set()
-            with socket.socket(fileno=os.dup(conn.fileno())) as twin:
+            # It may be closed meanwhile, by either side.
+            with (
+                suppress(psycopg.Error, OSError),
+                socket.socket(fileno=os.dup(conn.fileno())) as twin,
+            ):
                 twin.shutdown(socket.SHUT_RDWR)
 
     watcher = threading.Thread(target=watch, name="pgfence time limit", daemon=True)
