@@ -1,0 +1,160 @@
+"""Plants known bugs in the SQL, one at a time; the test that must notice has to fail.
+
+Every one of them is a mistake that somebody has made in such a guard. A suite that passes with one
+of them in place proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pgfence import install
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Bug:
+    """In `file` of sql/, `right` becomes `wrong`; `noticed_by` is the test that must fail."""
+
+    file: str
+    right: str
+    wrong: str
+    noticed_by: str
+
+
+_INTERLEAVINGS = (
+    "tests/property/test_interleavings.py"
+    "::test_r51_every_order_of_steps_keeps_fences_receipts_and_rows_together"
+)
+
+BUGS = {
+    "a plain SELECT instead of the row lock": Bug(
+        "fence/_decide.sql",
+        "where f.resource = v_grant.resource for no key update;",
+        "where f.resource = v_grant.resource;",
+        f"{_INTERLEAVINGS}[the configuration changes while two instances apply-read committed]",
+    ),
+    "now() for the lease": Bug(
+        "fence/_decide.sql",
+        "v_now := pg_catalog.clock_timestamp();",
+        "v_now := pg_catalog.now();",
+        "tests/sql/test_time.py"
+        "::test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held"
+        "[read committed]",
+    ),
+    "admission by transaction ID alone": Bug(
+        "guard/admitted_resources.sql",
+        "  and f.admitted_transaction_start = pg_catalog.transaction_timestamp()\n"
+        "  and f.admitted_backend = pg_catalog.pg_backend_pid();",
+        ";",
+        "tests/attacks/test_admission.py",
+    ),
+    "the segment is checked before the lock": Bug(
+        "fence/_decide.sql",
+        "select f.* into v_fence from pgfence.fences as f\n"
+        "                 where f.resource = v_grant.resource for no key update;",
+        "perform from pgfence.fences as f\n"
+        "                 where f.resource = v_grant.resource for no key update;",
+        f"{_INTERLEAVINGS}[the configuration changes while two instances apply-read committed]",
+    ),
+    "a refusal changes the fence row": Bug(
+        "fence/_decide.sql",
+        "    if v_refused is not null then\n",
+        "    if v_refused is not null then\n"
+        "        update pgfence.fences set highest_fence = greatest(highest_fence,"
+        " v_grant.fence_token) where resource = v_grant.resource;\n",
+        "tests/sql/test_verdicts.py::test_r16_no_refusal_changes_the_highest_fence",
+    ),
+    "REPLAYED admits": Bug(
+        "fence/_decide.sql",
+        "                return pgfence._verdict_of('REPLAYED', v_receipt, v_fence);",
+        "                update pgfence.fences set admitted_transaction = pg_current_xact_id(),"
+        " admitted_transaction_start = now(), admitted_backend = pg_backend_pid(),"
+        " admitted_until = 'infinity' where resource = v_grant.resource;\n"
+        "                return pgfence._verdict_of('REPLAYED', v_receipt, v_fence);",
+        "tests/attacks/test_going_round_the_guard.py::test_r24_only_accepted_admits",
+    ),
+    "no look at COMMIT": Bug(
+        "fence/_look_at_commit.sql",
+        "if v_late >= interval '0' then",
+        "if false then",
+        "tests/sql/test_time.py"
+        "::test_r19_lease_that_ended_before_commit_fails_the_commit[read committed]",
+    ),
+    "the look at COMMIT does not notice IMMEDIATE": Bug(
+        "fence/_look_at_commit.sql",
+        "elsif pg_catalog.pg_trigger_depth() > new.commit_look then",
+        "elsif false then",
+        "tests/sql/test_time.py::test_r19_set_constraints_does_not_skip_the_look_at_commit"
+        "[set constraints all immediate]",
+    ),
+    "search_path is not pinned": Bug(
+        "fence/fenced_apply.sql",
+        "set search_path = pg_catalog, pg_temp\n",
+        "",
+        "tests/sql/test_catalog.py",
+    ),
+    "the guard looks only at NEW": Bug(
+        "guard/_guard_source.sql",
+        "case when v_operation <> 'INSERT' then",
+        "case when v_operation = 'DELETE' then",
+        "tests/attacks/test_going_round_the_guard.py"
+        "::test_r23_moving_a_row_needs_both_resources[plain]",
+    ),
+    "verification is remembered by the digest of the message": Bug(
+        "fence/_authenticate.sql",
+        "o.token_digest = v_known.token_digest",
+        "o.grant_digest = sha256(substr(pgfence._base64url_decode(split_part(p_grant, '.', 3)), 1,"
+        " length(pgfence._base64url_decode(split_part(p_grant, '.', 3))) - 64))",
+        "tests/sql/test_verdicts.py"
+        "::test_r4_verified_message_with_another_signature_is_refused_after_acceptance",
+    ),
+    "what was found for a lower fence counts for a higher one": Bug(
+        "fence/fenced_apply.sql",
+        "and f.checked_fence = f.highest_fence",
+        "",
+        "tests/sql/test_two_speeds.py"
+        "::test_r10_stale_owner_does_not_pass_on_what_was_found_for_its_lower_fence",
+    ),
+    "the quick way forgets the workload": Bug(
+        "fence/fenced_apply.sql",
+        "and f.checked_role = session_user",
+        "",
+        "tests/sql/test_two_speeds.py"
+        "::test_r6_another_role_of_the_same_workload_is_checked_for_itself",
+    ),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_is_noticed(name: str) -> None:
+    bug = BUGS[name]
+    (source,) = (path for path in install.manifest_files() if path.as_posix().endswith(bug.file))
+    assert source.read_text(encoding="utf-8").count(bug.right) == 1, "the bug finds no place"
+    planted = {"file": bug.file, "right": bug.right, "wrong": bug.wrong}
+    outcome = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", bug.noticed_by],
+        cwd=ROOT,
+        env={**os.environ, "PGFENCE_PLANTED_BUG": json.dumps(planted)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == pytest.ExitCode.TESTS_FAILED, outcome.stdout[-3000:]
+    assert "1 failed" in outcome.stdout, outcome.stdout[-3000:]
+
+
+def test_the_page_about_testing_names_every_planted_bug() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    for name, bug in BUGS.items():
+        test = bug.noticed_by.split("::")[-1].split("[")[0].split("/")[-1]
+        assert f"| {name} | `{test}` |" in page
