@@ -53,8 +53,8 @@ ROLES = {
 }
 #: How the worker that woke up too late tries to write, for the spectator.
 _WAYS = {
-    "lease.apply": "lease.apply, where its own clock stops it and nothing is sent",
-    "fenced_apply": "pgfence.fenced_apply with its grant, past that clock",
+    "lease.apply": "lease.apply (its own clock stops it, nothing is sent)",
+    "fenced_apply": "pgfence.fenced_apply, past that clock",
     "update": "a plain update",
 }
 _PATIENCE = 60.0  # seconds until an event that does not come is a failure
@@ -332,7 +332,7 @@ def run(stage: Stage, narrator: Narrator, *, fenced: bool) -> Outcome:
         attempts = _last_attempts(a, fenced=fenced)
         a.finish()
     for attempt in attempts:
-        narrator.tell(a.name, f"{_WAYS[attempt.how]}: {attempt.outcome}, {attempt.says}")
+        narrator.tell(a.name, f"{_WAYS[attempt.how]} -> {attempt.outcome}: {attempt.says}")
     outcome = _outcome(stage, schema, attempts)
     _check(outcome)
     return outcome

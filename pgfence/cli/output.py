@@ -22,7 +22,7 @@ from rich.table import Table
 from pgfence.client.protocol import SCHEMA_VERSION
 from pgfence.errors import PgfenceError, SchemaVersionError, from_sqlstate
 
-FOUND, UNREACHABLE, REFUSED, INTERRUPTED = 1, 3, 4, 130
+FOUND, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
 
 Dsn = Annotated[
     str,
@@ -128,9 +128,10 @@ def _fail_with(error: psycopg.Error) -> NoReturn:
     )
     if ours is not None:
         _fail(REFUSED, str(ours), ours.next_step)
-    state = error.sqlstate or "08000"
-    # Connection failure; wrong role, password or database; the server is starting or stopping.
-    if isinstance(error, psycopg.OperationalError) and state[:2] in ("08", "28", "3D", "57"):
+    if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):
+        _fail(USAGE, str(error).strip(), "A DSN is like postgresql://role@host/database.")
+    # No SQLSTATE: no answer, or not let in. 08: connection failure, 57: the server goes down.
+    if error.sqlstate is None or error.sqlstate[:2] in ("08", "57"):
         _fail(UNREACHABLE, str(error).strip(), "Check --dsn or PGFENCE_DSN, and that it is up.")
     _fail(REFUSED, f"PostgreSQL: {diag.message_primary or error}", diag.message_hint)
 

@@ -23,7 +23,9 @@ def protect(
     """
     with database(dsn, "the table's owner, in pgfence_app") as conn:
         row = conn.execute(
-            "select t::text, pgfence.protect(t, %s) from cast(%s as regclass) as t",
+            "select format('%%I.%%I', n.nspname, c.relname), pgfence.protect(c.oid, %s)"
+            " from pg_class as c join pg_namespace as n on n.oid = c.relnamespace"
+            " where c.oid = cast(%s as regclass)",
             (template, table),
         ).fetchone()
         assert row is not None  # noqa: S101 - one table, one row

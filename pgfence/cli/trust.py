@@ -1,5 +1,6 @@
 """pgfence trust init"""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -75,7 +76,7 @@ def init(
                 "version": bundle.version,
                 "audience": bundle.audience,
                 "digest": bundle.digest,
-                "expires_at": bundle.expires_at,
+                "expires_at": datetime.fromtimestamp(bundle.expires_at / 1_000_000, UTC),
                 "keys": {
                     purpose: {"kid": kids[purpose], "path": path, "made": path in made}
                     for purpose, path in paths.items()

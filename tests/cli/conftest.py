@@ -1,0 +1,45 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pgfence.cli import app
+from tests.support import Database
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said, and its exit code."""
+
+    exit_code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """What it said in JSON."""
+        return json.loads(self.out)
+
+
+Pgfence = Callable[..., Said]
+
+
+@pytest.fixture
+def pgfence(monkeypatch: pytest.MonkeyPatch) -> Pgfence:
+    """Runs a command on a database as a role: pgfence("refusals", on=database, role="auditor")."""
+
+    def run(*arguments: object, on: Database | None = None, role: str = "dba") -> Said:
+        monkeypatch.setenv("PGFENCE_DSN", on.dsn(role) if on else "")
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Said(result.exit_code, result.stdout, result.stderr)
+
+    return run

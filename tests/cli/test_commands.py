@@ -1,0 +1,424 @@
+"""Each command: what it does, what it says in JSON, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgfence import install, tokens
+from pgfence.cli import app
+from pgfence.model.signature import key_id, raw_public_key
+from tests import support
+from tests.cli.conftest import Pgfence
+from tests.cli.documents import ROOT
+from tests.support import Database, Keys, issue
+from tests.workers import as_owner
+
+BATCH = "invoice-batch/2026-07-19"
+MANUAL = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def apply(database: Database, token: str, segment: int, payload: str = "{}") -> str:
+    """The verdict on one segment of worker_a."""
+    row = (
+        database.connect("worker_a")
+        .execute("select verdict from pgfence.fenced_apply(%s, %s, %s)", [token, segment, payload])
+        .fetchone()
+    )
+    assert row is not None
+    return str(row[0])
+
+
+# migrate
+
+
+def test_migrate_installs_and_does_nothing_the_second_time(
+    pgfence: Pgfence, empty_database: Database
+) -> None:
+    assert pgfence("migrate", "--json", on=empty_database).document == {
+        "before": None,
+        "after": install.head(),
+    }
+    again = pgfence("migrate", on=empty_database)
+    assert (again.exit_code, again.out) == (0, f"pgfence is at {install.head()}: nothing to do\n")
+
+
+def test_migrate_sql_prints_the_script_and_connects_to_nothing(pgfence: Pgfence) -> None:
+    assert pgfence("migrate", "--sql").out == install.migrate_sql()
+    document = pgfence("migrate", "--sql", "--json").document
+    assert document == {"version": install.head(), "sql": install.migrate_sql()}
+
+
+# keys
+
+
+def test_keys_new_makes_a_private_file_and_overwrites_none(
+    pgfence: Pgfence, tmp_path: Path
+) -> None:
+    path = tmp_path / "new.key"
+    document = pgfence("keys", "new", path, "--json").document
+    public_key = raw_public_key(tokens.load_key(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert document == {
+        "path": str(path),
+        "kid": key_id(public_key),
+        "public_key": public_key.hex(),
+    }
+    again = pgfence("keys", "new", path)
+    assert again.exit_code == 4
+    assert again.err.startswith(f"pgfence: {path} exists; a key is never overwritten\nnext: ")
+
+
+# trust
+
+
+@pytest.mark.rule("R31")
+def test_trust_init_makes_missing_keys_and_installs_the_first_bundle_once(
+    pgfence: Pgfence, empty_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pgfence("migrate", on=empty_database).exit_code == 0
+    assert pgfence("keys", "new", "mine.key").exit_code == 0
+    document = pgfence(
+        "trust", "init", "--audience", "billing", "--grant-key", "mine.key", "--json",
+        on=empty_database,
+    ).document  # fmt: skip
+    assert (document["version"], document["audience"]) == (1, "billing")
+    assert {p: (k["path"], k["made"]) for p, k in document["keys"].items()} == {
+        "root": ("root.key", True),
+        "grant": ("mine.key", False),
+        "status": ("status.key", True),
+    }
+    kid = key_id(raw_public_key(tokens.load_key(Path("mine.key"))))
+    assert document["keys"]["grant"]["kid"] == kid
+    (digest,) = (
+        empty_database.connect("dba")
+        .execute("select digest from pgfence.trust_bundle()")
+        .fetchall()
+    )
+    assert digest == (document["digest"],)
+
+    again = pgfence("trust", "init", "--root-key", "other.key", on=empty_database)
+    assert again.exit_code == 4
+    assert "has trust bundle 1: nothing was changed" in again.err
+    assert not Path("other.key").exists()
+
+
+def test_trust_init_says_what_to_keep_offline(
+    pgfence: Pgfence, empty_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pgfence("migrate", on=empty_database)
+    said = pgfence("trust", "init", on=empty_database)
+    assert said.exit_code == 0, said.err
+    assert f"for audience {empty_database.name}\n" in said.out
+    assert "Take root.key and status.key off this machine" in said.out
+
+
+def test_trust_init_wants_three_keys_and_an_audience_that_is_an_id(
+    pgfence: Pgfence, empty_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pgfence("migrate", on=empty_database)
+    one_key = pgfence("trust", "init", "--root-key", "a", "--grant-key", "./a", on=empty_database)
+    assert one_key.exit_code == 2
+    no_id = pgfence("trust", "init", "--audience", "two words", on=empty_database)
+    assert no_id.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# registry
+
+
+@pytest.mark.rule("R53")
+def test_registry_serve_signs_until_sigterm(
+    database: Database, keys: Keys, tmp_path: Path, pgfence: Pgfence
+) -> None:
+    key = tmp_path / "grant.key"
+    tokens.write_key(key, keys.grant)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from pgfence.cli import main; main()",
+         "registry", "serve", "--key", str(key)],
+        cwd=ROOT,
+        env=os.environ | {"PGFENCE_DSN": database.dsn("registry")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    events = (line.split(" ", 1)[1] for line in process.stdout)
+    assert next(events).startswith(f"started kid={key_id(raw_public_key(keys.grant))}")
+    assert next(events).startswith("connected ")
+    request = ["monday", BATCH, "settle", f"sha256:{'0' * 64}", 30_000]
+    database.connect("worker_a").execute(
+        "select pgfence_registry.request(%s, %s, %s, %s, %s)", request
+    )
+    signed = next(events)
+    assert signed.startswith(f"signed resource={BATCH} owner=worker-a lease=lease-")
+    process.send_signal(signal.SIGTERM)
+    assert [line.strip() for line in events] == ["stopped"]
+    assert process.wait() == 0
+    process.stdout.close()
+
+
+def test_registry_serve_refuses_a_key_that_others_may_read(
+    pgfence: Pgfence, database: Database, keys: Keys, tmp_path: Path
+) -> None:
+    key = tmp_path / "grant.key"
+    tokens.write_key(key, keys.grant)
+    key.chmod(0o640)
+    said = pgfence("registry", "serve", "--key", key, on=database, role="registry")
+    assert said.exit_code == 4
+    assert "has mode 0640: others may use it" in said.err
+
+
+# workload
+
+
+@pytest.mark.rule("R6")
+def test_workload_add_list_and_remove(pgfence: Pgfence, database: Database) -> None:
+    added = pgfence("workload", "add", "spiffe://x/y", "--role", "outsider", "--json", on=database)
+    assert added.document == {"workload": "spiffe://x/y", "role": "outsider"}
+    listed = pgfence("workload", "list", "--json", on=database, role="auditor").document
+    assert [(w["workload"], w["role"], w["added_by"]) for w in listed] == [
+        ("spiffe://x/y", "outsider", "dba"),
+        ("worker-a", "worker_a", "dba"),
+        ("worker-b", "worker_b", "dba"),
+    ]
+    assert "spiffe://x/y" in pgfence("workload", "list", on=database).out
+    removed = pgfence("workload", "remove", "outsider", "--json", on=database)
+    assert removed.document == {"role": "outsider"}
+    again = pgfence("workload", "remove", "outsider", on=database)
+    assert (again.exit_code, again.err.splitlines()[0]) == (
+        4,
+        "pgfence: role outsider acts for no workload",
+    )
+
+
+# protect
+
+
+@pytest.mark.rule("R23")
+def test_protect_guards_a_table(pgfence: Pgfence, database: Database) -> None:
+    owner = database.connect("billing_owner")
+    owner.execute("create table invoices (batch_date date)")
+    said = pgfence(
+        "protect", "invoices", "invoice-batch/{batch_date}", "--json",
+        on=database, role="billing_owner",
+    )  # fmt: skip
+    assert said.document == {"table": "public.invoices", "template": "invoice-batch/{batch_date}"}
+    with pytest.raises(psycopg.Error) as refused:
+        owner.execute("insert into invoices values ('2026-07-19')")
+    assert refused.value.sqlstate == "PF201"
+
+
+def test_protect_says_which_table_or_column_is_missing(
+    pgfence: Pgfence, database: Database
+) -> None:
+    database.connect("billing_owner").execute("create table invoices (batch_date date)")
+    no_table = pgfence("protect", "invoice", "x/{a}", on=database, role="billing_owner")
+    assert (no_table.exit_code, no_table.err) == (
+        4,
+        'pgfence: PostgreSQL: relation "invoice" does not exist\n',
+    )
+    no_column = pgfence("protect", "invoices", "x/{a}", on=database, role="billing_owner")
+    assert (no_column.exit_code, no_column.err.splitlines()[0]) == (
+        4,
+        'pgfence: public.invoices has no column "a"',
+    )
+    assert no_column.err.splitlines()[1].startswith("next: ")
+
+
+# receipts
+
+
+@pytest.mark.rule("R22")
+def test_receipts_shows_the_segments_of_a_resource(pgfence: Pgfence, database: Database) -> None:
+    grant = issue(database, "worker_a", BATCH)
+    assert [apply(database, grant.token, segment) for segment in (1, 2)] == ["ACCEPTED"] * 2
+    said = pgfence("receipts", BATCH, "--json", on=database, role="auditor").document
+    assert [(r["resource"], r["fence_token"], r["segment_seq"]) for r in said] == [
+        (BATCH, 1, 1),
+        (BATCH, 1, 2),
+    ]
+    assert {(r["owner"], r["session_role"], r["operation_root"]) for r in said} == {
+        ("worker-a", "worker_a", grant.operation_root)
+    }
+    table = pgfence("receipts", BATCH, on=database, role="auditor").out
+    assert said[1]["digest"][:16] in table
+    nothing = pgfence("receipts", "other", on=database, role="auditor")
+    assert (nothing.exit_code, nothing.out) == (0, "other has no receipts\n")
+
+
+@pytest.mark.rule("R22")
+def test_receipts_verify_finds_an_edited_receipt_and_exits_with_1(
+    pgfence: Pgfence, database: Database
+) -> None:
+    for resource in ("a", "b"):
+        grant = issue(database, "worker_a", resource)
+        assert apply(database, grant.token, 1) == "ACCEPTED"
+    whole = pgfence("receipts", "verify", on=database, role="auditor")
+    assert (whole.exit_code, whole.out) == (0, "2 of 2 chains are whole, 2 receipts\n")
+
+    as_owner(database, "update pgfence.receipts set session_role = 'x' where resource = 'b'")
+    broken = pgfence("receipts", "verify", on=database, role="auditor")
+    assert broken.exit_code == 1
+    assert broken.out == (
+        "b: BROKEN at fence 1, segment 1: its contents do not give its digest\n"
+        "1 of 2 chains are whole, 1 receipts\n"
+    )
+    (one,) = pgfence("receipts", "verify", "b", "--json", on=database, role="worker_b").document
+    assert one == {
+        "resource": "b",
+        "receipts": 1,
+        "ok": False,
+        "first_bad_fence": 1,
+        "first_bad_segment": 1,
+        "problem": "its contents do not give its digest",
+    }
+    assert pgfence("receipts", "verify", "a", on=database, role="auditor").exit_code == 0
+
+
+def test_receipts_with_too_many_words_is_a_usage_error(pgfence: Pgfence) -> None:
+    assert pgfence("receipts", "a", "b").exit_code == 2
+    assert pgfence("receipts").exit_code == 2
+
+
+# refusals
+
+
+@pytest.mark.rule("R12", "R18")
+def test_refusals_shows_what_was_refused_and_the_quarantine(
+    pgfence: Pgfence, database: Database
+) -> None:
+    nothing = pgfence("refusals", on=database, role="auditor")
+    assert (nothing.exit_code, nothing.out) == (0, "nothing was refused\n")
+    grant = issue(database, "worker_a", BATCH)
+    assert apply(database, grant.token, 1, "one") == "ACCEPTED"
+    assert apply(database, grant.token, 1, "two") == "PAYLOAD_CONFLICT"
+    assert apply(database, "forged", 1) == "MALFORMED"
+    assert apply(database, "forged", 2) == "MALFORMED"
+    document = pgfence("refusals", "--json", on=database, role="auditor").document
+    assert [
+        (r["verdict"], r["resource"], r["authenticated"], r["occurrences"])
+        for r in document["refusals"]
+    ] == [("MALFORMED", None, False, 2), ("PAYLOAD_CONFLICT", BATCH, True, 1)]
+    (quarantined,) = document["quarantine"]
+    assert (quarantined["resource"], quarantined["segment_seq"]) == (BATCH, 1)
+    said = pgfence("refusals", on=database, role="auditor").out
+    assert quarantined["offered_digest"][:16] in said
+
+
+# errors
+
+
+def test_a_database_without_pgfence_is_told_what_to_run(
+    pgfence: Pgfence, empty_database: Database
+) -> None:
+    said = pgfence("refusals", on=empty_database)
+    assert said.exit_code == 4
+    assert said.err.splitlines()[0] == (
+        f"pgfence: pgfence is not installed in database {empty_database.name}: "
+        "run `pgfence migrate`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        (["receipts", BATCH], "a role in pgfence_auditor"),
+        (["refusals"], "a role in pgfence_auditor"),
+        (["workload", "list"], "a role in pgfence_auditor"),
+        (["workload", "add", "w", "--role", "worker_a"], "a member of pgfence_owner"),
+    ],
+)
+@pytest.mark.rule("R26")
+def test_a_role_without_the_right_is_told_which_one_it_takes(
+    pgfence: Pgfence, database: Database, command: list[str], needs: str
+) -> None:
+    for role in ("worker_a", "outsider"):
+        said = pgfence(*command, on=database, role=role)
+        assert said.exit_code == 4
+        assert said.err.startswith(f"pgfence: role {role}: permission denied for ")
+        assert said.err.endswith(f"\nnext: This takes {needs}.\n")
+
+
+def test_a_database_that_does_not_answer_is_exit_code_3(pgfence: Pgfence) -> None:
+    said = pgfence("refusals", "--dsn", "postgresql://nobody@127.0.0.1:1/nothing")
+    assert said.exit_code == 3
+    assert "Connection refused" in said.err
+    assert said.err.endswith("next: Check --dsn or PGFENCE_DSN, and that it is up.\n")
+    assert "Traceback" not in said.err
+
+
+def test_a_dsn_that_is_none_is_exit_code_2(pgfence: Pgfence) -> None:
+    assert pgfence("refusals", "--dsn", "not a dsn").exit_code == 2
+
+
+def test_a_password_in_the_environment_is_in_no_error_and_no_help(
+    pgfence: Pgfence, database: Database
+) -> None:
+    password = re.escape(support.ROLE_PASSWORD).replace("\\ ", ".{1,3}")
+    for said in (
+        pgfence("refusals", on=database, role="outsider"),
+        pgfence("refusals", "--help", on=database, role="outsider"),
+    ):
+        assert not re.search(password, said.out + said.err)
+
+
+# the manual
+
+
+def commands() -> list[str]:
+    """Every command that there is: 'keys new', 'demo', ..."""
+    names = [str(c.name or c.callback.__name__) for c in app.registered_commands if c.callback]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        names += [
+            f"{group.name} {c.name or c.callback.__name__}"
+            for c in group.typer_instance.registered_commands
+            if c.callback
+        ]
+    return names
+
+
+def test_the_manual_has_every_command_and_its_json(pgfence: Pgfence) -> None:
+    usage, _, documents = MANUAL.partition("## JSON")
+    for command in commands():
+        assert f"| `pgfence {command}" in usage
+        if command != "registry serve":
+            assert f"| `{command}" in documents
+        assert "--json" in pgfence(*command.split(), "--help").out
+
+
+def test_the_error_in_the_manual_is_the_real_one(pgfence: Pgfence, database: Database) -> None:
+    said = pgfence("workload", "add", "settlement", "--role", "worker_c", on=database)
+    command, _, error = MANUAL.partition("```console\n")[2].partition("```")[0].partition("\n")
+    assert command == "$ pgfence workload add settlement --role worker_c"
+    assert (said.exit_code, said.err) == (4, error)
+
+
+def test_json_keys_of_the_manual_are_those_of_the_documents(
+    pgfence: Pgfence, database: Database
+) -> None:
+    grant = issue(database, "worker_a", BATCH)
+    assert apply(database, grant.token, 1, "one") == "ACCEPTED"
+    assert apply(database, grant.token, 1, "two") == "PAYLOAD_CONFLICT"
+    for words, name in (
+        (["receipts", BATCH], "receipts RESOURCE"),
+        (["receipts", "verify"], "receipts verify"),
+        (["refusals"], "refusals"),
+        (["workload", "list"], "workload list"),
+    ):
+        document = pgfence(*words, "--json", on=database, role="auditor").document
+        keys = re.findall(r'"(\w+)":', json.dumps(document))
+        (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", MANUAL, re.MULTILINE)
+        assert list(dict.fromkeys(re.findall(r"`(\w+)`", row))) == list(dict.fromkeys(keys))
