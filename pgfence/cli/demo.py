@@ -1,6 +1,7 @@
 """pgfence demo"""
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -39,8 +40,9 @@ def demo(
     """
     from pgfence import demo as play  # needs Alembic, which takes a while to load
 
-    for name in [name for name in os.environ if name.startswith("PG") and name != "PGFENCE_DSN"]:
+    for name in [name for name in os.environ if name.startswith("PG")]:
         del os.environ[name]  # libpq's settings for other servers are not for ours
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     out = console()
     out.quiet = as_json
     began = time.monotonic()

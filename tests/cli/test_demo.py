@@ -135,20 +135,36 @@ def test_an_ordinary_user_sees_the_demo_in_a_file_without_control_codes(scratch:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_demo_that_is_killed_leaves_no_stopped_worker_and_no_server(scratch: Path) -> None:
+def started(scratch: Path) -> tuple[subprocess.Popen[str], int, int]:
+    """A demo whose worker A is stopped, and the process IDs of that worker and of the server."""
     process = subprocess.Popen(
         PROGRAM, env=environment(scratch), cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     stops = (re.search(r"SIGSTOP to process (\d+)", line) for line in process.stdout)
     stopped = next(int(found[1]) for found in stops if found)
-    server = int(next(scratch.glob("pgfence-*/data/postmaster.pid")).read_text().split()[0])
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    for what, pid in (("the stopped worker", stopped), ("the server", server)):
-        wait_until(partial(is_gone, pid), f"{what} has ended", timeout=30)
+    server = next(scratch.glob("pgfence-*/data/postmaster.pid")).read_text().split()[0]
+    return process, stopped, int(server)
+
+
+def test_a_demo_that_is_killed_leaves_no_stopped_worker_and_no_server(scratch: Path) -> None:
+    process, stopped, server = started(scratch)
+    process.kill()
+    process.communicate()
+    wait_until(partial(is_gone, stopped), "the stopped worker has ended", timeout=30)
+    wait_until(partial(is_gone, server), "the server has ended", timeout=30)
     wait_until(lambda: not list(scratch.glob("pgfence-*/data/*")), "the data is deleted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_interrupted_leaves_nothing(scratch: Path, number: signal.Signals) -> None:
+    process, stopped, server = started(scratch)
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == 130
+    assert is_gone(stopped)
+    assert is_gone(server)
+    assert list(scratch.iterdir()) == []
 
 
 def is_gone(pid: int) -> bool:
