@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import psycopg
 import pytest
 
+from pgfence import embedded
 from tests.guarded import (
     BATCH,
     DAY,
@@ -20,7 +22,7 @@ from tests.guarded import (
     refused,
     run,
 )
-from tests.support import Database, Keys
+from tests.support import Database, Keys, TestServer, create_database
 from tests.workers import as_owner
 
 pytestmark = pytest.mark.rule("R23", "R25")
@@ -371,3 +373,68 @@ def test_r25_attaching_a_partition_needs_no_rights_of_pgfence(
     attach_later(outsider, "invoices")
     with refused():
         run(outsider, f"insert into invoices_later values (1, '{LATER_DAY}', 1)")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_r25_partition_whose_columns_stand_in_another_order(
+    database: Database, owner: psycopg.Connection[Any], keys: Keys, when: str
+) -> None:
+    make_table(owner, "invoices", "partitioned")
+    run(
+        owner,
+        "create table turned (gone text, amount numeric not null, batch_date date not null,"
+        " id integer not null, primary key (id, batch_date)); alter table turned drop column gone",
+    )
+    run(owner, "grant select, insert, update, delete on turned to pgfence_app")
+    attach = f"alter table invoices attach partition turned for values in ('{LATER_DAY}')"
+    if when == "before":
+        run(owner, attach)
+    protect(owner, "invoices")
+    if when == "after":
+        run(owner, attach)
+    writer = Writer.login(database, keys)
+    for table in ("invoices (id, batch_date, amount)", "turned (id, batch_date, amount)"):
+        with refused() as error:
+            run(writer.conn, f"insert into {table} values (1, '{LATER_DAY}', 1)")
+        assert LATER_BATCH in str(error)
+    with writer.admitted(BATCH, LATER_BATCH) as conn:
+        run(conn, f"insert into invoices values (1, '{LATER_DAY}', 1), (1, '{DAY}', 1)")
+        run(
+            conn,
+            f"update invoices set batch_date = '{DAY}', id = 2 where batch_date = '{LATER_DAY}'",
+        )
+        run(conn, f"update invoices set batch_date = '{LATER_DAY}' where id = 2")
+        run(conn, "delete from turned")
+
+
+def test_r25_guard_survives_dump_and_restore(
+    cluster: TestServer, database: Database, owner: psycopg.Connection[Any], keys: Keys
+) -> None:
+    bin_dir = embedded.wheel_bin_dir()
+    make_table(owner, "invoices", "partitioned")
+    protect(owner, "invoices")
+    attach_later(owner, "invoices")
+    with Writer.login(database, keys).admitted(BATCH) as conn:
+        run(conn, f"insert into invoices values (1, '{DAY}', 1)")
+    before = guards(owner)
+    dump = subprocess.run(
+        [bin_dir / "pg_dump", "--dbname", database.dsn()], check=True, capture_output=True
+    ).stdout
+    restored = create_database(cluster, f"{database.name}_restored")
+    try:
+        subprocess.run(
+            [bin_dir / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "--dbname", restored.dsn()],
+            input=dump.replace(b"SET transaction_timeout = 0;", b""),  # pg_dump 18, older server
+            check=True,
+            capture_output=True,
+        )
+        conn = restored.connect("billing_owner")
+        assert run(conn, "select id, batch_date::text from invoices").fetchall() == [(1, DAY)]
+        assert guards(conn) == before
+        for table in ("invoices", "invoices_0"):
+            with refused():
+                run(conn, f"update {table} set amount = 0")
+        superuser = restored.connect()
+        superuser.execute("select pgfence._attest_guards(%s)", [BATCH])
+    finally:
+        restored.drop()
