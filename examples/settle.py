@@ -133,12 +133,12 @@ class Worker:
     def _pages_done(self) -> int:
         """Where the worker before us stopped.
 
-        A page is a segment, so the receipts of all owners together count the pages. Without the
+        A page is a segment, so the segments of all owners together count the pages. Without the
         fence there are only the rows.
         """
         if self.unfenced:
             return self._one("select count(charged_cents) from invoices") // PAGE
-        return self._one("select receipts from pgfence.verify_receipts(%s)", self.lease.resource)
+        return self.fence.position(self.lease.resource).total_segments
 
     def _payload(self) -> object:
         """What the segment does, in few words; its digest goes into the receipt."""

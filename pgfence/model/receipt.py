@@ -38,7 +38,9 @@ class Position:
     owner: str | None
     continues_root: str | None
     paused: bool
+    #: Segments of this operation and of those that it took up, by whichever owner.
+    total_segments: int
 
 
 #: The position of a resource for which nothing was ever asked.
-NOWHERE = Position(0, None, 0, None, None, paused=False)
+NOWHERE = Position(0, None, 0, None, None, paused=False, total_segments=0)

@@ -195,3 +195,25 @@ def test_r18_recording_passes_over_a_slot_that_another_transaction_holds(
         ("SEGMENT_GAP", "worker_a", 1),
         ("SEGMENT_GAP", "worker_a", 1),
     ]
+
+
+def test_position_counts_the_segments_of_all_owners_that_took_the_operation_up(
+    worker: Worker, rival: Worker
+) -> None:
+    def total() -> int:
+        row = worker.call("select total_segments from pgfence.position(%s)", [RESOURCE])
+        return int(row.total_segments)
+
+    root = ""
+    for number, player in enumerate((worker, rival, worker)):
+        held = player.acquire(RESOURCE, continues_root=root)
+        assert player.advance(held.token).verdict == "ADVANCED"
+        assert total() == 2 * number
+        for segment in (1, 2):
+            player.apply(held.token, segment)
+        assert total() == 2 * number + 2
+        root = grant_of(held.token).operation_root
+        player.release(held.lease)
+    unrelated = worker.acquire(RESOURCE)
+    worker.apply(unrelated.token, 1)
+    assert total() == 1
