@@ -28,10 +28,10 @@ select p.protected_table,
                then 'the guard function is missing or was changed'
            when c.oid = p.protected_table and not (t.statement_guards and t.truncate_guard)
                or t.row_guard not in ('always', 'replica')
-               or t.row_guard = 'replica' and (c.relkind = 'p' or not t.statement_guards)
+               or t.row_guard = 'replica' and not (c.relkind = 'r' and t.statement_guards and t.truncate_guard)
                or c.relkind = 'p' and not t.statement_guards and exists (
                    select from pg_catalog.pg_inherits as i join pg_catalog.pg_trigger as b on b.tgrelid = i.inhrelid
-                   where i.inhparent = c.oid and b.tgname = 'pgfence_guard_update'
+                   where i.inhparent = c.oid and b.tgfoid = f.oid and b.tgtype = 16
                )
                then 'a trigger of the guard is missing, disabled, not ENABLE ALWAYS, or was changed'
            when not t.truncate_guard
@@ -63,20 +63,13 @@ cross join lateral (
            exists (select from pg_catalog.pg_inherits as i where i.inhparent = c.oid) as is_parent
 ) as h
 cross join lateral (
-    -- tgtype: 1 row, 2 before, 4 insert, 8 delete, 16 update, 32 truncate
-    select count(*) filter (
-               where t.tgenabled = 'A' and case t.tgname
-                   when 'pgfence_guard_insert' then t.tgtype = 4 and t.tgnewtable = 'pgfence_new_rows'
-                   when 'pgfence_guard_delete' then t.tgtype = 8 and t.tgoldtable = 'pgfence_old_rows'
-                   when 'pgfence_guard_update' then t.tgtype = 16 and t.tgnewtable = 'pgfence_new_rows'
-                                                    and t.tgoldtable = 'pgfence_old_rows'
-               end) = 3 as statement_guards,
-           count(*) filter (
-               where t.tgenabled = 'A' and t.tgname = 'pgfence_guard_truncate' and t.tgtype = 34) = 1 as truncate_guard,
-           coalesce(max(case t.tgenabled when 'A' then 'always' when 'R' then 'replica' end) filter (
-               where t.tgname = 'pgfence_guard_row' and t.tgtype = 29 and t.tgattr::text = ''), 'none') as row_guard
+    -- tgtype: 4 after insert, 8 after delete, 16 after update, 34 before truncate; 29 for each row, after all three
+    select count(distinct t.tgtype) filter (where t.tgtype in (4, 8, 16) and t.tgenabled = 'A') = 3 as statement_guards,
+           count(*) filter (where t.tgtype = 34 and t.tgenabled = 'A') > 0 as truncate_guard,
+           case max(t.tgenabled::text) filter (where t.tgtype = 29 and t.tgenabled in ('A', 'R'))
+               when 'A' then 'always' when 'R' then 'replica' else 'none' end as row_guard
     from pg_catalog.pg_trigger as t
-    where t.tgrelid = c.oid and t.tgfoid = f.oid and t.tgqual is null
+    where t.tgrelid = c.oid and t.tgfoid = f.oid and t.tgqual is null and t.tgattr[0] is null
 ) as t;
 -- next statement
 comment on view pgfence.guards is

@@ -19,7 +19,10 @@ begin
     if not found then
         perform pgfence._raise('INVALID_ARGUMENT', 'the table is missing', 'Name a table: ''billing.invoices''.', 'R23');
     end if;
-    if not pg_has_role(session_user, v_owner, 'MEMBER') then
+    if not pg_has_role(session_user, v_owner, 'USAGE')
+        and not pg_has_role(session_user, v_owner,
+            case when current_setting('server_version_num')::integer >= 160000 then 'SET' else 'MEMBER' end)
+    then
         raise exception 'must be owner of table %', p_table using errcode = 'insufficient_privilege';
     end if;
     if v_schema in ('pgfence', 'pgfence_registry', 'pg_catalog', 'information_schema', 'pg_toast') then

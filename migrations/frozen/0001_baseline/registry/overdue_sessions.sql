@@ -1,7 +1,8 @@
 -- Sessions that keep a waiter from a resource although the lease before it has ended: they hold the
 -- fence row or the grant row in an open transaction that can no longer commit a segment. The
 -- registry process ends one that it sees in two looks. Whose transaction it is, is read from the
--- row's xmax: the owner's own rows of an open transaction cannot be seen.
+-- rows' xmax: what an open transaction wrote cannot be seen. A waiter that is blocked by it cannot
+-- say that it is alive, so it counts for a minute.
 create function pgfence_registry.overdue_sessions()
 returns table (pid integer, transaction text, resource text, overdue_ms bigint)
 language sql volatile
@@ -11,12 +12,12 @@ as $$
     with waited as (
         select f.resource, f.xmax as fence_locker, g.xmax as grant_locker,
                coalesce(g.ended_at, g.lease_ends_at) as ended_at
-          from pgfence.fences as f
+          from (select distinct r.resource from pgfence_registry.requests as r
+                 where r.state = 'WAITING'
+                   and r.alive_until > pg_catalog.clock_timestamp() - interval '1 minute') as w
+          join pgfence.fences as f on f.resource = w.resource
           left join pgfence_registry.grants as g on g.lease = f.current_lease
-         where exists (select from pgfence_registry.requests as r
-                        where r.resource = f.resource and r.state = 'WAITING'
-                          and r.alive_until > pg_catalog.clock_timestamp())
-           and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp())
+         where g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp()
     )
     select distinct h.pid, h.transactionid::text, w.resource,
            coalesce(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp() - w.ended_at) * 1000)::bigint, 0)
