@@ -1,6 +1,7 @@
 -- Part of every admission: no table that may hold rows of the resource has lost its guard (R25).
 -- Two quick looks tell that all is well beyond doubt: at the tables themselves, and at all their
--- partitions in one pass over the triggers. Where they cannot tell, pgfence.guards does.
+-- partitions in one pass over the triggers. Where they cannot tell, pgfence.guards does. LIMIT 1
+-- keeps the planner to the index: a table as small as protected_tables is never analyzed.
 -- (t.tgtype: 4 after insert, 8 after delete, 16 after update, 34 before truncate; 29 the row trigger)
 create function pgfence._attest_guards(p_resource text)
 returns void
@@ -12,7 +13,7 @@ declare
     v_any_is_partitioned boolean;
     v_gap record;
 begin
-    select bool_and(c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition and not c.relhasrules
+    select bool_and((c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition and not c.relhasrules
                     and (c.relkind = 'p' or not c.relhassubclass)
                     and (select true from pg_inherits as i where i.inhrelid = p.protected_table limit 1) is null
                     and f.prosrc = p.guard_source and f.prosecdef and pg_get_userbyid(f.proowner) = 'pgfence_owner'
@@ -22,13 +23,19 @@ begin
                            and bool_or(t.tgtype = 29 and (t.tgenabled = 'A' or t.tgenabled = 'R' and c.relkind = 'r'))
                         from pg_trigger as t
                         where t.tgrelid = p.protected_table and t.tgfoid = f.oid and t.tgqual is null and t.tgattr[0] is null
-                    ) is true),
+                    )) is true),
            bool_or(c.relkind = 'p')
     into v_tables_are_whole, v_any_is_partitioned
     from pgfence.protected_tables as p
-    join pg_class as c on c.oid = p.protected_table
-    left join pg_proc as f
-        on f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+    cross join lateral (
+        select c.relkind, c.relpersistence, c.relispartition, c.relhasrules, c.relhassubclass
+        from pg_class as c where c.oid = p.protected_table limit 1
+    ) as c
+    left join lateral (
+        select f.oid, f.prosrc, f.prosecdef, f.proowner, f.proconfig from pg_proc as f
+        where f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+        limit 1
+    ) as f on true
     where starts_with(p_resource, p.literal_prefix);
 
     if v_tables_are_whole and not v_any_is_partitioned or v_any_is_partitioned is null then
@@ -40,10 +47,10 @@ begin
                    max(ascii(t.tgenabled::text)) filter (where t.tgtype = 29) as row_enabled
             from pg_trigger as t
             where t.tgfoid = any(array(
-                    select f.oid
+                    select (select f.oid from pg_proc as f
+                            where f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace
+                              and f.pronargs = 0)
                     from pgfence.protected_tables as p
-                    join pg_proc as f
-                        on f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
                     where starts_with(p_resource, p.literal_prefix)
                 ))
               and t.tgqual is null and t.tgattr[0] is null

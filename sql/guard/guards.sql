@@ -42,9 +42,12 @@ select p.protected_table,
                then 'it was attached after protect, and others than its owner may TRUNCATE it'
        end as missing
 from pgfence.protected_tables as p
-join pg_catalog.pg_class as top on top.oid = p.protected_table
-left join pg_catalog.pg_proc as f
-    on f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+cross join lateral (select c.oid, c.relkind from pg_catalog.pg_class as c where c.oid = p.protected_table limit 1) as top
+left join lateral (
+    select f.oid, f.prosrc, f.proowner, f.prosecdef, f.proconfig from pg_catalog.pg_proc as f
+    where f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+    limit 1
+) as f on true
 cross join lateral (
     select top.oid as relid
     union all
