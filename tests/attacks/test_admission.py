@@ -38,7 +38,7 @@ def test_r24_mark_of_another_transaction_start_or_backend_admits_nothing(
         database,
         "update pgfence.fences set admitted_transaction = %(xid)s::xid8,"
         " admitted_transaction_start = %(start)s, admitted_backend = %(pid)s,"
-        " admitted_until = 'infinity'",
+        " admitted_until = now() + interval '1 hour'",
         mark,
     )
     conn.execute("savepoint control")
