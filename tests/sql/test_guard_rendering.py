@@ -294,3 +294,14 @@ def test_r23_template_without_columns_makes_the_table_one_resource(
         run(conn, "insert into ledger values (1), (2)")
         run(conn, "update ledger set id = 3")
         run(conn, "delete from ledger")
+
+
+def test_r23_template_may_name_a_column_twice(
+    database: Database, owner: psycopg.Connection[Any], keys: Keys
+) -> None:
+    make(owner, "t", "a text, b text", "x/{a}/{b}/{a}")
+    writer = Writer.login(database, keys)
+    assert rendered(writer.conn, "t", "'p', 'q'") == "x/p/q/p"
+    with writer.admitted("x/p/q/p", "x/r/s/r") as conn:
+        run(conn, "insert into t values ('p', 'q'), ('r', 's')")
+        run(conn, "update t set b = b")
