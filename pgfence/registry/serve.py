@@ -95,7 +95,7 @@ class _Shift:
         self._conn = conn
         self._issuer = issuer
         #: Overdue sessions that the last look has found: backend and transaction.
-        self._overdue: set[tuple[int, str]] = set()
+        self._overdue: set[tuple[int | None, str]] = set()
         #: What was complained about, so that it is said once.
         self._said: set[object] = set()
 
@@ -132,6 +132,14 @@ class _Shift:
             rows = cursor.execute(_OVERDUE).fetchall()
             for pid, transaction, resource, overdue_ms in rows:
                 if (pid, transaction) not in self._overdue:
+                    continue
+                if pid is None:
+                    self._complain(
+                        "a prepared transaction keeps a resource from its owner",
+                        transaction=transaction,
+                        resource=resource,
+                        next_step="find it in pg_prepared_xacts; commit or roll it back",
+                    )
                     continue
                 try:
                     cursor.execute("select pg_catalog.pg_terminate_backend($1)", (pid,))

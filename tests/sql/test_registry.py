@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support import Database, Keys, sign_pending, wait_until_blocked
-from tests.workers import Worker, as_owner, fence_row, grant_of, in_background
+from tests.support import Database, Keys, sign_pending
+from tests.workers import Worker, as_owner, fence_row, grant_of
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -328,11 +328,10 @@ def test_r37_two_requests_at_once_get_one_grant(worker: Worker, rival: Worker) -
 
 
 def test_r37_two_requests_for_a_resource_that_is_new_get_one_grant(
-    worker: Worker, rival: Worker, database: Database
+    worker: Worker, rival: Worker
 ) -> None:
     worker.conn.execute("begin")
     assert worker.ask(RESOURCE, "mine").state == "SIGNING"
-    future = in_background(lambda: rival.ask(RESOURCE, "theirs"))
-    wait_until_blocked(database.connect(), rival.pid)
+    assert rival.ask(RESOURCE, "theirs").reason == "a transaction on the resource is still open"
     worker.conn.execute("commit")
-    assert future.result(10).reason == "the resource is held"
+    assert rival.ask(RESOURCE, "theirs").reason == "the resource is held"

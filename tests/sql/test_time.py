@@ -262,38 +262,6 @@ def test_r20_idle_owner_is_ended_by_the_server_when_its_lease_is_over(
     assert fence_row(database, RESOURCE).highest_fence == 0
 
 
-def test_r20_session_that_overstays_is_shown_to_the_registry_while_somebody_waits(
-    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
-) -> None:
-    registry = database.connect("registry")
-    overdue = "select pid, resource from pgfence_registry.overdue_sessions()"
-    held = worker.acquire(RESOURCE, ttl_ms=300)
-    worker.conn.execute("begin")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
-    assert rival.ask(RESOURCE, "waiting").state == "WAIT"
-    assert registry.execute(overdue).fetchall() == []
-    wait_until_past(observer, held.lease)
-    assert registry.execute(overdue).fetchall() == [(worker.pid, RESOURCE)]
-    observer.execute("select pg_terminate_backend(%s)", [worker.pid])
-    wait_until_state(observer, worker.pid, None)
-    assert rival.acquire(RESOURCE, "waiting").state == "HELD"
-
-
-def test_r20_renewal_in_an_open_transaction_is_shown_to_the_registry_too(
-    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
-) -> None:
-    registry = database.connect("registry")
-    held = worker.acquire(RESOURCE, ttl_ms=300)
-    worker.conn.execute("begin")
-    worker.renew(held.lease)
-    no_timeouts(worker)
-    wait_until_past(observer, held.lease)
-    assert rival.ask(RESOURCE, "waiting").reason == "the lease is being renewed"
-    rows = registry.execute("select pid from pgfence_registry.overdue_sessions()").fetchall()
-    assert rows == [(worker.pid,)]
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held(
     worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any], level: str
@@ -477,19 +445,6 @@ def test_r13_clock_of_the_client_does_not_matter(worker: Worker) -> None:
     worker.conn.execute("set timezone = 'America/Adak'")
     assert worker.apply(held.token, 2).verdict == "ACCEPTED"
     assert grant_of(held.token).ttl_ms == 60_000
-
-
-def test_r20_session_that_was_refused_for_its_lease_may_not_sit_on_the_fence_row(
-    worker: Worker, database: Database
-) -> None:
-    show = "select current_setting('idle_in_transaction_session_timeout')::interval as idle"
-    held = worker.acquire(RESOURCE)
-    worker.apply(held.token, 1)
-    worker.release(held.lease)
-    for segment in (1, 2):
-        with worker.transaction():
-            worker.apply(held.token, segment)
-            assert 0 < worker.call(show).idle.total_seconds() <= 5
 
 
 def test_r6_session_of_another_workload_takes_no_lock(worker: Worker, rival: Worker) -> None:
