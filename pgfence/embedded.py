@@ -145,7 +145,7 @@ class Server:
 
     def start(self) -> Self:
         """Start, and return when connections are taken. The port stays over stop and start."""
-        for _ in range(5):
+        for _ in range(50):
             self.port = self.port or _free_port()
             log_start = self.log_file.stat().st_size
             if self._launch():
@@ -154,7 +154,7 @@ class Server:
             if "could not bind" in message:
                 self.port = 0  # somebody took it between our choosing and the server's binding it
             elif "still in use" in message:
-                time.sleep(0.2)  # sessions of a killed server are about to notice
+                time.sleep(0.2)  # sessions of a killed server notice, in seconds if it is busy
             else:
                 break
         raise EmbeddedServerError(f"PostgreSQL did not start:\n{message}")

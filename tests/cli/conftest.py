@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ Pgfence = Callable[..., Said]
 
 
 @pytest.fixture
-def pgfence(monkeypatch: pytest.MonkeyPatch) -> Pgfence:
+def pgfence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
     """Runs a command on a database as a role: pgfence("refusals", on=database, role="auditor")."""
 
     def run(*arguments: object, on: Database | None = None, role: str = "dba") -> Said:
@@ -42,4 +43,9 @@ def pgfence(monkeypatch: pytest.MonkeyPatch) -> Pgfence:
             raise result.exception
         return Said(result.exit_code, result.stdout, result.stderr)
 
-    return run
+    logger = logging.getLogger("pgfence")
+    before = logger.handlers[:], logger.level
+    yield run
+    # `registry serve` logs to what was its standard output; later tests have another.
+    logger.handlers[:] = before[0]
+    logger.setLevel(before[1])
