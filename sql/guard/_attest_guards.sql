@@ -15,6 +15,8 @@ declare
 begin
     select bool_and((c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition and not c.relhasrules
                     and (c.relkind = 'p' or not c.relhassubclass)
+                    and not exists (
+                        select from aclexplode(c.relacl) as a where a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner)
                     and (select true from pg_inherits as i where i.inhrelid = p.protected_table limit 1) is null
                     and f.prosrc = p.guard_source and f.prosecdef and pg_get_userbyid(f.proowner) = 'pgfence_owner'
                     and f.proconfig = array['search_path=pg_catalog, pg_temp']
@@ -28,7 +30,7 @@ begin
     into v_tables_are_whole, v_any_is_partitioned
     from pgfence.protected_tables as p
     cross join lateral (
-        select c.relkind, c.relpersistence, c.relispartition, c.relhasrules, c.relhassubclass
+        select c.relkind, c.relpersistence, c.relispartition, c.relhasrules, c.relhassubclass, c.relacl, c.relowner
         from pg_class as c where c.oid = p.protected_table limit 1
     ) as c
     left join lateral (
@@ -58,7 +60,10 @@ begin
         ) as t
         -- a partition has the row trigger as long as it is one; one attached later has nothing else
         where t.row_enabled is not null
-          and (t.statement_types = 62 and t.row_enabled in (ascii('A'), ascii('R'))) is not true
+          and (t.statement_types = 62 and t.row_enabled in (ascii('A'), ascii('R'))
+               and not exists (
+                   select from pg_class as c, aclexplode(c.relacl) as a
+                   where c.oid = t.tgrelid and a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner)) is not true
           and not (t.row_enabled = ascii('A') and exists (
               select from pg_class as c
               where c.oid = t.tgrelid and c.relkind = 'r' and not exists (

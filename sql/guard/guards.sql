@@ -34,6 +34,11 @@ select p.protected_table,
                    where i.inhparent = c.oid and b.tgfoid = f.oid and b.tgtype = 16
                )
                then 'a trigger of the guard is missing, disabled, not ENABLE ALWAYS, or was changed'
+           when exists (
+               select from pg_catalog.aclexplode(c.relacl) as a
+               where a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner
+           )
+               then 'others than its owner may create triggers on it, and so replace those of the guard'
            when not t.truncate_guard
                and exists (
                    select from pg_catalog.aclexplode(c.relacl) as a
