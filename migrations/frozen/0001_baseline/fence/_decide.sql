@@ -57,26 +57,29 @@ begin
             end if;
 
             -- R9: the fence row lock. What follows reads what is committed after it. A fence below
-            -- the highest is refused for good (R17), so that needs no lock: a stale owner must not
-            -- hold up anyone.
+            -- the highest stays below it (R17), and a lease that is over stays over: neither can be
+            -- accepted any more, so neither needs the lock, and a past owner holds up nobody. (An
+            -- old snapshot cannot tell that a lease is over.)
+            select c.* into strict v_configuration from pgfence.configuration as c;
             loop
                 select f.* into v_fence from pgfence.fences as f where f.resource = v_grant.resource;
                 if not found then
                     insert into pgfence.fences (resource) values (v_grant.resource) on conflict do nothing;
                 end if;
-                exit when v_grant.fence_token < v_fence.highest_fence;
+                v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());
+                exit when v_grant.fence_token < v_fence.highest_fence or not v_lease.held and not v_snapshot_isolation;
                 select f.* into v_fence from pgfence.fences as f
                  where f.resource = v_grant.resource for no key update;
                 exit when found;
             end loop;
-            v_now := pg_catalog.clock_timestamp();
+            if v_lease.held then
+                v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());
+            end if;
             if v_snapshot_isolation then
-                -- Ends in 40001 when bundle, policy or workload changed after the snapshot.
-                select c.* into strict v_configuration from pgfence.configuration as c for share;
-            else
-                select c.* into strict v_configuration from pgfence.configuration as c;
+                perform pgfence._refuse_old_snapshot();
             end if;
             -- If bundle or workloads changed while we waited for the lock, ask again by the new ones.
+            select c.* into strict v_configuration from pgfence.configuration as c;
             exit when v_configuration.version = v_known.configuration_version;
         end loop;
 
@@ -116,11 +119,6 @@ begin
 
         select o.* into v_highest from pgfence.operations as o
          where o.resource = v_grant.resource and o.fence_token = v_fence.highest_fence;
-        v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, v_now);
-        if not v_lease.held and v_grant.fence_token >= v_fence.highest_fence then
-            -- Whoever has the lock without a lease holds up the next owner: not for long (R20).
-            perform pgfence._limit_transaction(v_now + interval '5 seconds');
-        end if;
 
         -- R10: has a newer owner written? If this grant is the newer one all the same, the token
         -- sequence has gone back.
@@ -210,6 +208,11 @@ begin
     if v_refused is not null then
         return pgfence._refuse(v_refused, v_reason, v_explanation, v_grant, v_digest, v_fence, p_segment_seq,
                                p_payload_digest);
+    end if;
+    v_now := pg_catalog.clock_timestamp();
+    if v_snapshot_isolation then
+        -- From here to COMMIT nobody may change what was looked at.
+        perform from pgfence.configuration as c for share;
     end if;
     if v_grant.fence_token > v_fence.highest_fence then
         v_fence := pgfence._raise_fence(v_known, v_now);

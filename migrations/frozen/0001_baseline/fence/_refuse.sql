@@ -1,8 +1,8 @@
 -- Leaves evidence of a refusal and answers it (R18). A grant digest means that the signature was
 -- good. The log line is written in any case, so that a rollback cannot take it away. The row goes
--- to the slot of the same kind of attempt, else to the oldest one; slots that another transaction
--- holds are passed over, so recording never waits. Outside READ COMMITTED updating a slot would
--- end in 40001: there the log line is all.
+-- to the slot of the same kind of attempt, else to the oldest one, but a login role that has 128 slots
+-- pushes out only its own; slots that another transaction holds are passed over, so recording never
+-- waits. Outside READ COMMITTED updating a slot would end in 40001: there the log line is all.
 create function pgfence._refuse(
     p_verdict text, p_reason text, p_explanation text,
     p_grant pgfence._grant, p_grant_digest bytea, p_fence pgfence.fences,
@@ -37,6 +37,9 @@ begin
                    first_at = pg_catalog.clock_timestamp(), last_at = pg_catalog.clock_timestamp()
              where r.slot = (select s.slot from pgfence.refusals as s
                               where s.authenticated = v_authenticated
+                                and (s.session_role = session_user
+                                     or (select pg_catalog.count(*) from pgfence.refusals as c
+                                          where c.authenticated = v_authenticated and c.session_role = session_user) < 128)
                               order by s.last_at nulls first limit 1 for update skip locked);
         end if;
     end if;

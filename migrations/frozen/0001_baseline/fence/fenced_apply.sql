@@ -29,14 +29,13 @@ begin
     v_payload_digest := pg_catalog.sha256(pg_catalog.convert_to(p_payload, 'UTF8'));
     -- Outside READ COMMITTED the configuration must be locked (R9): that is for the text.
     if p_status is not null or pg_catalog.current_setting('transaction_isolation') <> 'read committed' then
-        return pgfence._decide(p_grant, p_segment_seq, v_payload_digest, p_status);
+        return pgfence._decide(p_grant collate "C", p_segment_seq, v_payload_digest, p_status collate "C");
     end if;
 
     select c.version into v_version
       from pgfence.configuration as c join pg_catalog.pg_database as d on d.oid = c.database_oid
      where d.datname = pg_catalog.current_database()                                                  -- R7
        and c.timeline = pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8);
-    -- The WHERE is looked at again after the row lock, with the clock as it is then (R9).
     update pgfence.fences as f
        set last_segment = p_segment_seq,
            receipt_count = f.receipt_count + 1,
@@ -64,13 +63,15 @@ begin
        and f.last_segment = p_segment_seq - 1                                           -- R12, R14
     returning f.* into v_fence;
     if not found then
-        return pgfence._decide(p_grant, p_segment_seq, v_payload_digest, null);
+        return pgfence._decide(p_grant collate "C", p_segment_seq, v_payload_digest, null);
     end if;
     perform pgfence._attest_guards(v_fence.resource);
-    -- Looked at again now that the lock is held: the same bundle, policies and workloads?
-    if not exists (select from pgfence.configuration as c where c.version = v_version) then
+    -- Now that the lock is held: what may have changed while we waited for it (R9)? PostgreSQL looks at
+    -- the WHERE again only when the one who held the lock has changed the row.
+    if pg_catalog.clock_timestamp() >= least(v_fence.admitted_until, v_fence.checked_until)
+       or not exists (select from pgfence.configuration as c where c.version = v_version) then
         raise exception using errcode = 'serialization_failure',
-            message = pg_catalog.format('bundle, policies or workloads changed while the call waited for %s', v_fence.resource),
+            message = pg_catalog.format('lease, bundle, policies or workloads changed while the call waited for %s', v_fence.resource),
             hint = 'Try the transaction again.', constraint = 'R9';
     end if;
     perform pgfence._limit_transaction(v_fence.admitted_until);

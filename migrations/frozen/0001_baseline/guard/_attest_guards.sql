@@ -1,6 +1,7 @@
 -- Part of every admission: no table that may hold rows of the resource has lost its guard (R25).
 -- Two quick looks tell that all is well beyond doubt: at the tables themselves, and at all their
--- partitions in one pass over the triggers. Where they cannot tell, pgfence.guards does.
+-- partitions in one pass over the triggers. Where they cannot tell, pgfence.guards does. LIMIT 1
+-- keeps the planner to the index: a table as small as protected_tables is never analyzed.
 -- (t.tgtype: 4 after insert, 8 after delete, 16 after update, 34 before truncate; 29 the row trigger)
 create function pgfence._attest_guards(p_resource text)
 returns void
@@ -12,8 +13,10 @@ declare
     v_any_is_partitioned boolean;
     v_gap record;
 begin
-    select bool_and(c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition and not c.relhasrules
+    select bool_and((c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition and not c.relhasrules
                     and (c.relkind = 'p' or not c.relhassubclass)
+                    and not exists (
+                        select from aclexplode(c.relacl) as a where a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner)
                     and (select true from pg_inherits as i where i.inhrelid = p.protected_table limit 1) is null
                     and f.prosrc = p.guard_source and f.prosecdef and pg_get_userbyid(f.proowner) = 'pgfence_owner'
                     and f.proconfig = array['search_path=pg_catalog, pg_temp']
@@ -22,13 +25,19 @@ begin
                            and bool_or(t.tgtype = 29 and (t.tgenabled = 'A' or t.tgenabled = 'R' and c.relkind = 'r'))
                         from pg_trigger as t
                         where t.tgrelid = p.protected_table and t.tgfoid = f.oid and t.tgqual is null and t.tgattr[0] is null
-                    ) is true),
+                    )) is true),
            bool_or(c.relkind = 'p')
     into v_tables_are_whole, v_any_is_partitioned
     from pgfence.protected_tables as p
-    join pg_class as c on c.oid = p.protected_table
-    left join pg_proc as f
-        on f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+    cross join lateral (
+        select c.relkind, c.relpersistence, c.relispartition, c.relhasrules, c.relhassubclass, c.relacl, c.relowner
+        from pg_class as c where c.oid = p.protected_table limit 1
+    ) as c
+    left join lateral (
+        select f.oid, f.prosrc, f.prosecdef, f.proowner, f.proconfig from pg_proc as f
+        where f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+        limit 1
+    ) as f on true
     where starts_with(p_resource, p.literal_prefix);
 
     if v_tables_are_whole and not v_any_is_partitioned or v_any_is_partitioned is null then
@@ -40,10 +49,10 @@ begin
                    max(ascii(t.tgenabled::text)) filter (where t.tgtype = 29) as row_enabled
             from pg_trigger as t
             where t.tgfoid = any(array(
-                    select f.oid
+                    select (select f.oid from pg_proc as f
+                            where f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace
+                              and f.pronargs = 0)
                     from pgfence.protected_tables as p
-                    join pg_proc as f
-                        on f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
                     where starts_with(p_resource, p.literal_prefix)
                 ))
               and t.tgqual is null and t.tgattr[0] is null
@@ -51,7 +60,10 @@ begin
         ) as t
         -- a partition has the row trigger as long as it is one; one attached later has nothing else
         where t.row_enabled is not null
-          and (t.statement_types = 62 and t.row_enabled in (ascii('A'), ascii('R'))) is not true
+          and (t.statement_types = 62 and t.row_enabled in (ascii('A'), ascii('R'))
+               and not exists (
+                   select from pg_class as c, aclexplode(c.relacl) as a
+                   where c.oid = t.tgrelid and a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner)) is not true
           and not (t.row_enabled = ascii('A') and exists (
               select from pg_class as c
               where c.oid = t.tgrelid and c.relkind = 'r' and not exists (

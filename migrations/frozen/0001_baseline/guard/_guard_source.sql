@@ -12,17 +12,16 @@ declare
     v_piece record;
     v_column record;
     v_next_starts text;
-    v_columns text[] := '{}';           -- n.batch_date as c1
+    v_columns text[] := '{}';           -- n.batch_date
     v_columns_by_bytes text[] := '{}';  -- the same, text by its bytes and not by its collation
-    v_other_types text[] := '{}';       -- pg_typeof(v_row.c1)::oid <> 1082
-    v_differences text[] := '{}';       -- r.c1 is distinct from that of the first row
-    v_resource_of_row text[] := '{}';   -- 'invoice-batch/', to_char(v_row.c1, ...)
-    v_resource_of_group text[] := '{}'; -- the same of g.c1
+    v_other_types text[] := '{}';       -- pg_typeof(v_row.batch_date)::oid <> 1082
+    v_differences text[] := '{}';       -- r.batch_date is distinct from that of the first row
+    v_resource_of_row text[] := '{}';   -- 'invoice-batch/', to_char(v_row.batch_date, ...)
+    v_resource_of_group text[] := '{}'; -- the same of g.batch_date
     v_select_row text;
     v_check_row text;
     v_find_others text := '';
     v_operation text;
-    v_rows text;
 begin
     for v_piece in
         select p.literal, p.column_name, lead(p.literal) over w as next_literal, lead(p.column_name) over w as next_column
@@ -36,8 +35,7 @@ begin
         continue when v_piece.column_name is null;
 
         select a.atttypid as type, format_type(a.atttypid, null) as type_name, a.attgenerated = 'v' as is_virtual,
-               format('c%s', cardinality(v_columns) + 1) as alias,
-               format('n.%I%s', a.attname, case when t.typcollation <> 0 then ' collate "C"' end) as by_bytes
+               quote_ident(a.attname) as name, case when t.typcollation <> 0 then ' collate "C"' end as by_bytes
         into v_column
         from pg_attribute as a join pg_type as t on t.oid = a.atttypid
         where a.attrelid = p_table and a.attname = v_piece.column_name and a.attnum > 0 and not a.attisdropped;
@@ -47,9 +45,9 @@ begin
         end if;
         v_next_starts := case when v_piece.next_column is not null then left(v_piece.next_literal, 1) end;
         v_resource_of_row := v_resource_of_row
-            || pgfence._render_expression(v_column.type, 'v_row.' || v_column.alias, v_next_starts);
+            || pgfence._render_expression(v_column.type, 'v_row.' || v_column.name, v_next_starts);
         v_resource_of_group := v_resource_of_group
-            || pgfence._render_expression(v_column.type, 'g.' || v_column.alias, v_next_starts);
+            || pgfence._render_expression(v_column.type, 'g.' || v_column.name, v_next_starts);
         if v_column.is_virtual or array_position(v_resource_of_row, null) is not null then
             perform pgfence._raise('UNPROTECTABLE',
                 format('column "%s" of %s (%s%s) cannot name a resource', v_piece.column_name, p_table,
@@ -67,14 +65,17 @@ begin
                 'Put another literal after the number, as in {customer}/{batch}.', 'R23');
         end if;
 
-        v_columns := v_columns || format('n.%I as %s', v_piece.column_name, v_column.alias);
-        v_columns_by_bytes := v_columns_by_bytes || format('%s as %s', v_column.by_bytes, v_column.alias);
-        v_other_types := v_other_types || format('pg_typeof(v_row.%s)::oid <> %s', v_column.alias, v_column.type::oid);
-        v_differences := v_differences || format('r.%1$s is distinct from (select f.%1$s from r as f limit 1)', v_column.alias);
+        if 'n.' || v_column.name <> all(v_columns) then
+            v_columns := v_columns || format('n.%s', v_column.name);
+            v_columns_by_bytes := v_columns_by_bytes || format('n.%1$s%2$s as %1$s', v_column.name, v_column.by_bytes);
+            v_other_types := v_other_types || format('pg_typeof(v_row.%s)::oid <> %s', v_column.name, v_column.type::oid);
+            v_differences := v_differences
+                || format('r.%1$s is distinct from (select f.%1$s from r as f limit 1)', v_column.name);
+        end if;
     end loop;
 
     if v_columns = '{}' then -- the whole table is one resource
-        v_columns := array['1 as c1'];
+        v_columns := array['1 as one'];
         v_columns_by_bytes := v_columns;
         v_other_types := array['false'];
         v_differences := array['false'];
@@ -86,8 +87,10 @@ begin
         perform pgfence._refuse_changed_column(tg_relid);
     end if;
     v_resource := ' || array_to_string(v_resource_of_row, ' || ') || ';
-    if not exists (select from pgfence.admitted_resources as a where a.resource = v_resource) then
-        perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
+    if (v_resource = v_admitted) is not true then
+        if not exists (select from pgfence.admitted_resources as a where a.resource = v_resource) then
+            perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
+        end if;
     end if;';
     foreach v_operation in array array['INSERT', 'UPDATE', 'DELETE'] loop
         -- without parameters, or PostgreSQL would weigh a new plan every time
@@ -112,19 +115,21 @@ begin
 declare
     v_row record;
     v_resource text collate "C";
+    v_admitted text collate "C";
 begin
-    if to_regclass(''pgfence_new_rows'') is not null or to_regclass(''pgfence_old_rows'') is not null then
-        perform pgfence._refuse_shadowed(tg_relid);
-    elsif tg_op = ''TRUNCATE'' then
+    if tg_op = ''TRUNCATE'' then
         perform pgfence._refuse_write(tg_relid, tg_op, null);
     elsif tg_level = ''ROW'' then
         if tg_op <> ''INSERT'' then
-    ' || v_select_row || '(select old.*) as n;' || v_check_row || '
+            v_row := old;' || v_check_row || '
+            v_admitted := v_resource;
         end if;
         if tg_op <> ''DELETE'' then
-    ' || v_select_row || '(select new.*) as n;' || v_check_row || '
+            v_row := new;' || v_check_row || '
         end if;
         return null;
+    elsif to_regclass(''pgfence_new_rows'') is not null or to_regclass(''pgfence_old_rows'') is not null then
+        perform pgfence._refuse_shadowed(tg_relid);
     end if;
 
     -- one row, and then only those that differ from it

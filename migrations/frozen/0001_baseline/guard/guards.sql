@@ -34,6 +34,11 @@ select p.protected_table,
                    where i.inhparent = c.oid and b.tgfoid = f.oid and b.tgtype = 16
                )
                then 'a trigger of the guard is missing, disabled, not ENABLE ALWAYS, or was changed'
+           when exists (
+               select from pg_catalog.aclexplode(c.relacl) as a
+               where a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner
+           )
+               then 'others than its owner may create triggers on it, and so replace those of the guard'
            when not t.truncate_guard
                and exists (
                    select from pg_catalog.aclexplode(c.relacl) as a
@@ -42,9 +47,12 @@ select p.protected_table,
                then 'it was attached after protect, and others than its owner may TRUNCATE it'
        end as missing
 from pgfence.protected_tables as p
-join pg_catalog.pg_class as top on top.oid = p.protected_table
-left join pg_catalog.pg_proc as f
-    on f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+cross join lateral (select c.oid, c.relkind from pg_catalog.pg_class as c where c.oid = p.protected_table limit 1) as top
+left join lateral (
+    select f.oid, f.prosrc, f.proowner, f.prosecdef, f.proconfig from pg_catalog.pg_proc as f
+    where f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
+    limit 1
+) as f on true
 cross join lateral (
     select top.oid as relid
     union all

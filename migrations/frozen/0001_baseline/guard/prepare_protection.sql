@@ -12,6 +12,7 @@ declare
     v_source text;
     v_guard text;
     v_obstacle record;
+    v_workload_role text;
 begin
     select c.relowner, n.nspname into v_owner, v_schema
     from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
@@ -24,6 +25,16 @@ begin
             case when current_setting('server_version_num')::integer >= 160000 then 'SET' else 'MEMBER' end)
     then
         raise exception 'must be owner of table %', p_table using errcode = 'insufficient_privilege';
+    end if;
+    -- A workload that owns the table could drop the guard, or stop everybody by protecting its own (R26).
+    select w.role_name into v_workload_role
+    from pgfence.workload_roles as w join pg_roles as r on r.rolname = w.role_name
+    where pg_has_role(r.oid, v_owner, 'MEMBER') and not r.rolsuper
+    limit 1;
+    if found then
+        perform pgfence._raise('UNPROTECTABLE',
+            format('%s belongs to %s, and role %I, which acts for a workload, can act as its owner', p_table, v_owner, v_workload_role),
+            'Give the table to a role that no workload logs in as.', 'R26');
     end if;
     if v_schema in ('pgfence', 'pgfence_registry', 'pg_catalog', 'information_schema', 'pg_toast') then
         perform pgfence._raise('UNPROTECTABLE', format('%s belongs to the system or to pgfence', p_table),

@@ -50,6 +50,17 @@ begin
             execute format('alter table %s enable replica trigger pgfence_guard_row', v_relation.name);
         end if;
     end loop;
+    -- GRANT ALL includes the right to create triggers, and with it to replace those of the guard.
+    for v_relation in
+        select distinct c.oid::regclass as name, case when a.grantee = 0 then 'public' else quote_ident(r.rolname) end as grantee
+        from pgfence.guards as g join pg_class as c on c.oid = g.relation
+        cross join lateral aclexplode(c.relacl) as a left join pg_roles as r on r.oid = a.grantee
+        where g.protected_table = p_table and a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner
+    loop
+        execute format('revoke trigger on %s from %s cascade', v_relation.name, v_relation.grantee);
+        raise notice 'protect takes the right TRIGGER on % from %: it could replace the guard',
+            v_relation.name, v_relation.grantee;
+    end loop;
     if exists (select from pgfence.guards as g where g.protected_table = p_table and g.missing is not null) then
         raise exception '% could not be guarded', p_table
             using errcode = 'PF304', constraint = 'R25', detail = '{"error": "UNPROTECTABLE"}',

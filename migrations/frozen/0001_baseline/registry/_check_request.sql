@@ -1,6 +1,6 @@
 -- Refuses a request that could never be granted, with what to change.
 create function pgfence_registry._check_request(
-    p_request_id text, p_resource text, p_operation_class text, p_operation_root text, p_ttl_ms bigint,
+    p_workload text, p_request_id text, p_resource text, p_operation_class text, p_operation_root text, p_ttl_ms bigint,
     p_continues_root text
 )
 returns void
@@ -41,6 +41,13 @@ begin
             pg_catalog.format('%s does not allow operation class %s', p_resource, p_operation_class),
             pg_catalog.format('Its policy allows: %s.', pg_catalog.array_to_string(v_policy.operation_classes, ', ')), 'R8');
     end if;
+    if exists (select from pgfence_registry.requests as r
+                where r.resource = p_resource and r.operation_root = p_operation_root
+                  and (r.workload, r.request_id) <> (p_workload, p_request_id)) then
+        perform pgfence._raise('REQUEST_CONFLICT',
+            pg_catalog.format('request: the operation root was asked for on %s by another request', p_resource),
+            'A root belongs to one request. Use a request ID of its own.', 'R11');
+    end if;
     select f.paused_because into v_paused from pgfence.fences as f where f.resource = p_resource;
     if v_paused is not null then
         perform pgfence._raise('PAUSED', pg_catalog.format('%s is paused: %s', p_resource, v_paused),
@@ -49,7 +56,7 @@ begin
 end
 $$;
 -- next statement
-revoke all on function pgfence_registry._check_request(text, text, text, text, bigint, text) from public;
+revoke all on function pgfence_registry._check_request(text, text, text, text, text, bigint, text) from public;
 -- next statement
-comment on function pgfence_registry._check_request(text, text, text, text, bigint, text) is
-    'Checks the arguments of request(). Raises PF301, PF109, PF110.';
+comment on function pgfence_registry._check_request(text, text, text, text, text, bigint, text) is
+    'Checks the arguments of request(). Raises PF301, PF303, PF109, PF110.';

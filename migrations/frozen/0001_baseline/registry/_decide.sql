@@ -37,6 +37,10 @@ begin
          where f.resource = p_request.resource for no key update skip locked;
         exit when found;
         if not exists (select from pgfence.fences as f where f.resource = p_request.resource) then
+            -- One at a time makes the row, and the others do not wait where nobody sees it.
+            if not pgfence_registry._try_mark(p_request.resource) then
+                return pgfence_registry._wait(p_request, v_now, 'a transaction on the resource is still open');
+            end if;
             insert into pgfence.fences (resource) values (p_request.resource) on conflict do nothing;
             continue;
         end if;

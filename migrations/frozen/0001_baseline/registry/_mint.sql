@@ -52,6 +52,12 @@ begin
      where f.resource = v_claims.resource;
     update pgfence_registry.requests as r set state = 'GRANTED', lease = v_claims.lease
      where r.workload = p_request.workload and r.request_id = p_request.request_id;
+    -- Waiters that have been dead for a day are not coming back.
+    delete from pgfence_registry.requests as d
+     where d.ctid in (select r.ctid from pgfence_registry.requests as r
+                       where r.resource = v_claims.resource and r.state = 'WAITING'
+                         and r.alive_until < pg_catalog.clock_timestamp() - interval '1 day'
+                         for update skip locked);
     perform pg_catalog.pg_notify('pgfence_sign', '');
     return pgfence_registry._answer_of_grant(v_grant, false);
 end

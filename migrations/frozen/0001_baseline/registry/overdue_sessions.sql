@@ -1,8 +1,12 @@
--- Sessions that keep a waiter from a resource although the lease before it has ended: they hold the
--- fence row or the grant row in an open transaction that can no longer commit a segment. The
--- registry process ends one that it sees in two looks. Whose transaction it is, is read from the
--- rows' xmax: what an open transaction wrote cannot be seen. A waiter that is blocked by it cannot
--- say that it is alive, so it counts for a minute.
+-- Sessions that keep others from a resource without a right to it (R20): their open transaction holds
+--  * the fence row that somebody waits for, while the lease of their workload is over or another
+--    workload holds the resource. Who waits has the lock of the tuple, and waits for the transaction
+--    of the one who holds it;
+--  * the row of a lease that is over, by renewing it, while somebody waits for the resource;
+--  * a new resource, by asking for it, while somebody else waits for it.
+-- The registry process ends one that it sees in two looks. A waiter that is blocked cannot say that
+-- it is alive, so it counts for a minute. pid is null for a prepared transaction, which only a person
+-- can end: commit prepared, rollback prepared.
 create function pgfence_registry.overdue_sessions()
 returns table (pid integer, transaction text, resource text, overdue_ms bigint)
 language sql volatile
@@ -10,22 +14,39 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
     with waited as (
-        select f.resource, f.xmax as fence_locker, g.xmax as grant_locker,
-               coalesce(g.ended_at, g.lease_ends_at) as ended_at
+        select w.resource, f.resource is null as is_new, g.lease, coalesce(g.ended_at, g.lease_ends_at) as ended_at
           from (select distinct r.resource from pgfence_registry.requests as r
                  where r.state = 'WAITING'
                    and r.alive_until > pg_catalog.clock_timestamp() - interval '1 minute') as w
-          join pgfence.fences as f on f.resource = w.resource
+          left join pgfence.fences as f on f.resource = w.resource
           left join pgfence_registry.grants as g on g.lease = f.current_lease
          where g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp()
+    ), marked as (
+        select l.pid, l.virtualtransaction, w.resource, w.ended_at
+          from waited as w
+         cross join lateral pgfence_registry._mark(case when w.is_new then w.resource else w.lease end) as m
+          join pg_catalog.pg_locks as l
+            on l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = m.class::oid
+           and l.objid = (m.number::bigint & 4294967295)::oid
+          join pg_catalog.pg_database as d on d.oid = l.database and d.datname = pg_catalog.current_database()
+    ), held as (
+        select h.pid, h.virtualtransaction, f.resource, coalesce(g.ended_at, g.lease_ends_at) as ended_at
+          from pg_catalog.pg_locks as t
+          join pg_catalog.pg_database as d on d.oid = t.database and d.datname = pg_catalog.current_database()
+          join pg_catalog.pg_locks as x on x.pid = t.pid and x.locktype = 'transactionid' and not x.granted
+          join pg_catalog.pg_locks as h on h.locktype = 'transactionid' and h.transactionid = x.transactionid and h.granted
+          join pgfence.fences as f on f.ctid = pg_catalog.format('(%s,%s)', t.page, t.tuple)::tid
+          left join pgfence_registry.grants as g on g.lease = f.current_lease
+          left join pg_catalog.pg_stat_activity as a on a.pid = h.pid
+          left join pgfence.workload_roles as w on w.role_name = a.usename
+         where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.fences'::regclass
+           and (h.pid is null or w.workload is not null)
+           and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp() or g.owner <> w.workload)
     )
-    select distinct h.pid, h.transactionid::text, w.resource,
-           coalesce(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp() - w.ended_at) * 1000)::bigint, 0)
-      from waited as w
-      join pg_catalog.pg_locks as h
-        on h.locktype = 'transactionid' and h.granted and h.transactionid in (w.fence_locker, w.grant_locker)
-     where h.pid <> pg_catalog.pg_backend_pid()
-       and not exists (select from pg_catalog.pg_locks as b where b.pid = h.pid and not b.granted)
+    select o.pid, o.virtualtransaction, o.resource,
+           greatest(0, coalesce(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp() - o.ended_at) * 1000), 0))::bigint
+      from (select * from marked union select * from held) as o
+     where o.pid is distinct from pg_catalog.pg_backend_pid()
 $$;
 -- next statement
 revoke all on function pgfence_registry.overdue_sessions() from public;
@@ -33,4 +54,4 @@ revoke all on function pgfence_registry.overdue_sessions() from public;
 grant execute on function pgfence_registry.overdue_sessions() to pgfence_registry;
 -- next statement
 comment on function pgfence_registry.overdue_sessions() is
-    'Sessions whose open transaction holds up a waiter after the lease has ended (R20); `transaction` tells one look''s from the next one''s.';
+    'Sessions whose open transaction keeps others from a resource without a right to it (R20); `transaction` tells one look''s from the next one''s.';

@@ -12,6 +12,10 @@ begin
     if v_grant.lease is null then
         return pgfence_registry._unknown(p_lease);
     end if;
+    -- Nothing to give back: a past owner must not take the lock that the present one needs.
+    if pgfence_registry._state_of(v_grant, pg_catalog.clock_timestamp()) <> 'HELD' then
+        return pgfence_registry._answer_of_grant(v_grant, false);
+    end if;
     perform from pgfence.fences as f where f.resource = v_grant.resource for no key update;
     update pgfence_registry.grants as g
        set state = 'RELEASED', ended_at = pg_catalog.clock_timestamp()

@@ -14,6 +14,8 @@ begin
     if v_grant.lease is null then
         return pgfence_registry._unknown(p_lease);
     end if;
+    -- So that the registry sees who it is that holds the row in an open transaction (R20).
+    perform pgfence_registry._try_mark(p_lease);
     select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
     update pgfence_registry.grants as g
        set lease_ends_at = greatest(g.lease_ends_at, pg_catalog.clock_timestamp() + g.ttl_ms * interval '1 millisecond')

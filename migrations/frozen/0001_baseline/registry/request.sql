@@ -17,7 +17,7 @@ declare
     v_answer pgfence_registry.answer;
     v_new boolean := false;
 begin
-    perform pgfence_registry._check_request(p_request_id, p_resource, p_operation_class, p_operation_root, p_ttl_ms,
+    perform pgfence_registry._check_request(v_caller, p_request_id, p_resource, p_operation_class, p_operation_root, p_ttl_ms,
                                             p_continues_root);
     select r.* into v_request from pgfence_registry.requests as r
      where r.workload = v_caller and r.request_id = p_request_id;
@@ -26,12 +26,18 @@ begin
             (workload, request_id, resource, operation_class, operation_root, continues_root, ttl_ms, asked_at, alive_until)
         values
             (v_caller, p_request_id, p_resource, p_operation_class, p_operation_root, p_continues_root, p_ttl_ms,
-             pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp())
-        on conflict do nothing;
+             pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp() + interval '5 seconds')
+        on conflict (workload, request_id) do nothing;
         v_new := found;
-        select r.* into strict v_request from pgfence_registry.requests as r
-         where r.workload = v_caller and r.request_id = p_request_id;
     end if;
+    -- A waiter that was silent for too long goes to the end of the queue. The row lock makes sure
+    -- that what follows is decided on the request as it is now: granted or withdrawn meanwhile?
+    update pgfence_registry.requests as r
+       set asked_at = case when r.alive_until < pg_catalog.clock_timestamp() then pg_catalog.clock_timestamp()
+                           else r.asked_at end,
+           alive_until = pg_catalog.clock_timestamp() + interval '5 seconds'
+     where r.workload = v_caller and r.request_id = p_request_id
+    returning r.* into strict v_request;
     if (v_request.resource, v_request.operation_class, v_request.operation_root, v_request.continues_root, v_request.ttl_ms)
        is distinct from (p_resource, p_operation_class, p_operation_root, p_continues_root, p_ttl_ms) then
         perform pgfence._raise('REQUEST_CONFLICT',
@@ -55,10 +61,6 @@ begin
         return v_answer;
     end if;
 
-    update pgfence_registry.requests as r
-       set alive_until = pg_catalog.clock_timestamp() + interval '5 seconds'
-     where r.workload = v_caller and r.request_id = p_request_id
-    returning r.* into v_request;
     return pgfence_registry._decide(v_request, v_new);
 end
 $$;

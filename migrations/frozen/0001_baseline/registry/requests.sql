@@ -13,7 +13,9 @@ create table pgfence_registry.requests (
     lease           text collate "C",
     asked_at        timestamptz not null,
     alive_until     timestamptz not null,
-    constraint requests_pkey primary key (workload, request_id)
+    constraint requests_pkey primary key (workload, request_id),
+    -- a root belongs to one grant: nobody else may use it up
+    constraint requests_root_is_asked_for_once unique (resource, operation_root)
 ) with (fillfactor = 70);
 -- next statement
 comment on table pgfence_registry.requests is
