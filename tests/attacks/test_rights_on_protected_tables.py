@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.guarded import BATCH, DAY, Writer, make_table, protect, refused, run
+from tests.guarded import BATCH, DAY, Writer, attach_later, make_table, protect, refused, run
 from tests.support import Database, Keys
 
 REPLACE = (
@@ -51,12 +51,13 @@ def test_r26_protect_takes_the_right_to_create_triggers_from_others(
         run(attacker, f"insert into invoices values (1, '{DAY}', 1)")
 
 
-@pytest.mark.parametrize("relation", ["invoices", "invoices_0"])
+@pytest.mark.parametrize("relation", ["invoices", "invoices_0", "invoices_later"])
 def test_r25_right_to_create_triggers_that_is_granted_later_is_noticed_at_admission(
     database: Database, keys: Keys, owner: psycopg.Connection[Any], relation: str
 ) -> None:
     make_table(owner, "invoices", "partitioned")
     protect(owner, "invoices")
+    attach_later(owner, "invoices")
     writer = Writer.login(database, keys)
     with writer.admitted(BATCH):
         pass

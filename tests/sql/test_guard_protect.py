@@ -220,8 +220,8 @@ def test_r23_only_who_may_act_as_the_owner_protects(
             run(conn, f"select pgfence.prepare_protection('invoices', '{TEMPLATE}')")
     superuser = database.connect()
     superuser.execute("begin")  # roles belong to the whole server
-    superuser.execute("grant billing_owner to worker_b")
-    superuser.execute("set local session authorization worker_b")
+    superuser.execute("create role pgfence_test_dba in role billing_owner, pgfence_app")
+    superuser.execute("set local session authorization pgfence_test_dba")
     protect(superuser, "invoices")
     assert guards(superuser)["invoices"] == (True, True, "replica", None, None)
     superuser.execute("rollback")
