@@ -68,7 +68,7 @@ begin
               select from pg_class as c
               where c.oid = t.tgrelid and c.relkind = 'r' and not exists (
                   select from aclexplode(c.relacl) as a
-                  where a.privilege_type = 'TRUNCATE' and a.grantee <> c.relowner)))
+                  where a.privilege_type in ('TRUNCATE', 'TRIGGER') and a.grantee <> c.relowner)))
     ) then
         return;
     end if;
