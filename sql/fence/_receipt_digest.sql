@@ -6,15 +6,15 @@ create function pgfence._receipt_digest(
     p_session_role text
 )
 returns bytea
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws(' ',
-        'receipt.v1', pg_catalog.encode(p_previous_digest, 'hex'), p_resource, p_fence_token::text,
-        p_segment_seq::text, p_operation_root, pg_catalog.encode(p_grant_digest, 'hex'),
-        pg_catalog.encode(p_payload_digest, 'hex'),
-        pgfence._to_microseconds(p_accepted_at)::text,
-        p_session_role), 'UTF8'))
+begin
+    return pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws(' ',
+        'receipt.v1', pg_catalog.encode(p_previous_digest, 'hex'), p_resource, p_fence_token, p_segment_seq,
+        p_operation_root, pg_catalog.encode(p_grant_digest, 'hex'), pg_catalog.encode(p_payload_digest, 'hex'),
+        pg_catalog.trunc(extract(epoch from p_accepted_at) * 1000000)::bigint, p_session_role), 'UTF8'));
+end
 $$;
 revoke all on function pgfence._receipt_digest(bytea, text, bigint, bigint, text, bytea, bytea, timestamptz, text)
     from public;

@@ -33,9 +33,7 @@ begin
     returning f.* into strict v_fence;
     perform pgfence._limit_transaction(v_fence.admitted_until);
     return pgfence._verdict_of('ACCEPTED',
-        pgfence._write_receipt(v_resource, v_fence.highest_fence, p_segment_seq, v_fence.operation_root, v_fence.grant_digest,
-                               p_payload_digest, p_now),
-        v_fence);
+        pgfence._write_receipt(v_fence, p_segment_seq, p_payload_digest, p_now), v_fence);
 end
 $$;
 -- next statement

@@ -76,9 +76,7 @@ begin
     end if;
     perform pgfence._limit_transaction(v_fence.admitted_until);
     return pgfence._verdict_of('ACCEPTED',
-        pgfence._write_receipt(v_fence.resource, v_fence.highest_fence, p_segment_seq, v_fence.operation_root,
-                               v_fence.grant_digest, v_payload_digest, pg_catalog.clock_timestamp()),
-        v_fence);
+        pgfence._write_receipt(v_fence, p_segment_seq, v_payload_digest, pg_catalog.clock_timestamp()), v_fence);
 end
 $$;
 -- next statement
