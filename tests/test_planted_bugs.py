@@ -44,8 +44,12 @@ BUGS = {
     ),
     "now() for the lease": Bug(
         "fence/_decide.sql",
-        "v_now := pg_catalog.clock_timestamp();",
-        "v_now := pg_catalog.now();",
+        "if v_lease.held then\n"
+        "                v_lease := pgfence._lease_now("
+        "v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());",
+        "if v_lease.held then\n"
+        "                v_lease := pgfence._lease_now("
+        "v_grant, v_digest, p_status, v_configuration, pg_catalog.now());",
         "tests/sql/test_time.py"
         "::test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held"
         "[read committed]",
