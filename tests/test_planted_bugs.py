@@ -57,8 +57,8 @@ BUGS = {
     "admission by transaction ID alone": Bug(
         "guard/admitted_resources.sql",
         "  and f.admitted_transaction_start = pg_catalog.transaction_timestamp()\n"
-        "  and f.admitted_backend = pg_catalog.pg_backend_pid();",
-        ";",
+        "  and f.admitted_backend = pg_catalog.pg_backend_pid()\n",
+        "",
         "tests/attacks/test_admission.py",
     ),
     "the segment is checked before the lock": Bug(

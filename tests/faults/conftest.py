@@ -55,10 +55,10 @@ class WorkerProcess:
         assert said["event"] == event, said
         return said
 
-    def go_on(self) -> None:
-        """Let it leave its wait, now or when it is continued."""
+    def go_on(self, how: str = "") -> None:
+        """Let it leave its wait, now or when it is continued. how: see tests.faults.worker."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{how}\n")
         self.process.stdin.flush()
 
 

@@ -120,10 +120,13 @@ def test_r20_a_registry_that_may_not_end_sessions_says_so_once(
         assert "pg_signal_backend" in said["next_step"]
 
 
+@pytest.mark.parametrize(
+    ("how", "error"), [("", "NotAdmittedError"), ("commit", "LeaseEndedError")]
+)
 def test_r19_an_owner_that_is_continued_before_the_server_noticed_does_not_commit_late(
-    invoices: Database, keys: Keys
+    invoices: Database, keys: Keys, how: str, error: str
 ) -> None:
-    """Its own time-outs are off and no successor waits: only the look at COMMIT is left."""
+    """Its own time-outs are off and no successor waits: guard and look at COMMIT are left."""
     with (
         registry(invoices, keys),
         worker_process(invoices.dsn("worker_a"), RESOURCE, TTL, UPDATE, *UNSET) as worker,
@@ -137,9 +140,9 @@ def test_r19_an_owner_that_is_continued_before_the_server_noticed_does_not_commi
             "select pg_sleep_until(max(lease_ends_at) + interval '50 ms')"
             " from pgfence_registry.grants"
         )
-        worker.go_on()
+        worker.go_on(how)
         worker.process.send_signal(signal.SIGCONT)
-        assert worker.hear("failed")["error"] == "LeaseEndedError"
+        assert worker.hear("failed")["error"] == error
         assert worker.hear("failed")["error"] == "NotHeldError"
         worker.hear("left")
     assert rows(invoices) == [(1, "open"), (2, "open")]
