@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,11 @@ _SETTINGS: dict[str, str | int] = {
     "log_line_prefix": "%m [%p] %q%u@%d ",
 }
 _numbers = itertools.count(1)
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and every process that
+# they start would inherit that; some tests are about being interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
