@@ -145,7 +145,7 @@ class Server:
 
     def start(self) -> Self:
         """Start, and return when connections are taken. The port stays over stop and start."""
-        for _ in range(50):
+        for _ in range(150):
             self.port = self.port or _free_port()
             log_start = self.log_file.stat().st_size
             if self._launch():
