@@ -250,6 +250,7 @@ def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answe
     """
     until = inf if timeout is None else clock() + timeout
     listening: str | None = None
+    decided = False
     silent_since = inf
     pause = _FIRST_PAUSE
     while True:
@@ -265,7 +266,9 @@ def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answe
             if answer.state not in ("WAIT", "SIGNING", "HELD"):
                 raise answer.not_held()
             if answer.state == "SIGNING":
-                until = max(until, answer.asked_at + _SIGNING)
+                why = "it is granted and not signed yet: is a registry process running?"
+                if not decided:
+                    decided, until = True, max(until, answer.asked_at + _SIGNING)
             if clock() < until:
                 if answer.wake_channel and answer.wake_channel != listening:
                     yield Listen(answer.wake_channel)

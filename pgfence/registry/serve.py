@@ -23,7 +23,7 @@ from pgfence import tokens
 from pgfence.client.database import monotonic
 from pgfence.client.protocol import introduce
 from pgfence.drivers.psycopg import run_on, time_limit
-from pgfence.errors import PgfenceError
+from pgfence.errors import NoWorkloadError, PgfenceError
 from pgfence.model.bundle import TrustBundle
 from pgfence.registry.issuer import Connection, Issuer
 
@@ -84,6 +84,13 @@ def _connected(dsn: str, issuer: Issuer) -> Iterator[Connection]:
             bundle = TrustBundle.parse(found.bundle_document)
             issuer.check(bundle, round(found.server_time.timestamp() * 1_000_000))
             conn.execute("listen pgfence_sign")
+            try:
+                conn.execute("select from pgfence_registry.unsigned_grants() limit 0")
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise NoWorkloadError(
+                    f"role {conn.info.user} may not sign ({error.diag.message_primary}): "
+                    f"grant pgfence_registry to {conn.info.user}"
+                ) from error
         _event("connected", kid=issuer.kid, bundle=bundle.version, audience=bundle.audience)
         yield conn
 

@@ -46,9 +46,10 @@ begin
     if v_protection.template <> p_template then
         perform pgfence._raise('UNPROTECTABLE',
             format('%s is protected with the template %s already', p_table, v_protection.template),
-            format('Leases name resources by that template. If none is held: drop the table''s triggers pgfence_guard_..., and '
-                   'as a member of pgfence_owner: delete from pgfence.protected_tables where protected_table = %L::regclass;',
-                p_table), 'R23');
+            format('Leases name resources by that template. If none is held, a member of pgfence_owner runs: set role pgfence_owner; '
+                   'delete from pgfence.protected_tables where protected_table::oid = %s; and then the table''s owner drops its '
+                   'triggers pgfence_guard_... and calls protect again, while nobody writes.',
+                p_table::oid), 'R23');
     end if;
     insert into pgfence.protected_tables as p (protected_table, template, literal_prefix, guard_source)
     values (p_table, p_template, split_part(p_template, '{', 1), v_source)

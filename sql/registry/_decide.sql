@@ -9,8 +9,11 @@ declare
     v_current pgfence_registry.grants;
     v_fence pgfence.fences;
     v_now timestamptz;
+    v_epoch_floor bigint;
 begin
     perform pgfence_registry._rebind_database();
+    -- A lease of before a restore or promotion is of no more use to anyone: nobody waits for its end.
+    select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
 
     -- Who stands before us in the queue? The dead are passed over.
     v_now := pg_catalog.clock_timestamp();
@@ -26,7 +29,7 @@ begin
     select g.* into v_current
       from pgfence.fences as f join pgfence_registry.grants as g on g.lease = f.current_lease
      where f.resource = p_request.resource;
-    if found and v_current.lease_ends_at > v_now then
+    if found and v_current.lease_ends_at > v_now and v_current.issuer_epoch >= v_epoch_floor then
         return pgfence_registry._wait(p_request, v_current.lease_ends_at, 'the resource is held');
     end if;
 
@@ -62,7 +65,7 @@ begin
          where g.lease = v_fence.current_lease for update skip locked;
         if not found then
             return pgfence_registry._wait(p_request, v_now, 'the lease is being renewed');
-        elsif v_current.lease_ends_at > v_now then
+        elsif v_current.lease_ends_at > v_now and v_current.issuer_epoch >= v_epoch_floor then
             return pgfence_registry._wait(p_request, v_current.lease_ends_at, 'the resource is held');
         end if;
         update pgfence_registry.grants as g set state = 'SUPERSEDED', ended_at = v_now

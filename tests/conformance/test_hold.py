@@ -305,3 +305,16 @@ def test_r1_a_resource_that_is_no_canonical_id_is_refused(connect: Connect, reso
         connect().hold(resource, operation="settle"),
     ):
         pytest.fail("held")
+
+
+@pytest.mark.parametrize(("ttl", "timeout"), [(10, 0), (10, 0.5), (0.3, 1.5)])
+def test_r53_a_hold_times_out_also_while_no_registry_process_signs(
+    database: Database, driver: Driver, ttl: float, timeout: float
+) -> None:
+    fence = driver.connect(database.dsn("worker_a"))
+    with (
+        pytest.raises(errors.AcquireTimeoutError, match="registry process"),
+        fence.hold(RESOURCE, operation="settle", ttl=ttl, timeout=timeout),
+    ):
+        pytest.fail("held")
+    fence.close()

@@ -12,6 +12,7 @@ import pytest
 import pgfence
 from pgfence import errors, tokens
 from pgfence.registry import serve
+from pgfence.registry.issuer import Issuer
 from tests.faults.conftest import RESOURCE
 from tests.registry import registry_process
 from tests.support import Database, Keys, wait_until
@@ -167,3 +168,11 @@ def test_a_message_that_is_no_grant_is_not_signed_and_holds_nobody_up(
         "select token from pgfence_registry.grants where resource = 'x'"
     )
     assert row.fetchone() == (None,)
+
+
+def test_a_process_whose_role_may_not_sign_says_which_grant_is_missing(
+    database: Database, keys: Keys
+) -> None:
+    issuer = Issuer(keys.grant)
+    with pytest.raises(errors.NoWorkloadError, match="grant pgfence_registry to worker_a"):
+        serve.serve(database.dsn("worker_a"), issuer, threading.Event())

@@ -297,6 +297,18 @@ def test_r12_quarantine_of_one_segment_is_bounded(worker: Worker, database: Data
     assert count == 16
 
 
+def test_r39_lease_of_before_a_restore_keeps_nobody_waiting(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    held = worker.acquire(RESOURCE)
+    assert rival.ask(RESOURCE, "next").state == "WAIT"
+    as_owner(database, "update pgfence.configuration set timeline = 'copied'")
+    new = rival.acquire(RESOURCE, "next")
+    assert new.fence_token > held.fence_token + 2**32
+    assert worker.look(held.lease).state == "SUPERSEDED"
+    assert rival.apply(new.token, 1).verdict == "ACCEPTED"
+
+
 @pytest.mark.parametrize("ending", ["EXPIRED", "RELEASED", "SUPERSEDED", "UNKNOWN_GRANT"])
 def test_r13_grant_that_is_not_held_now_is_refused_with_the_reason(
     worker: Worker, rival: Worker, database: Database, keys: Keys, ending: str
