@@ -100,7 +100,7 @@ class Server:
         parent: Path | None = None,
         keep: bool = False,
     ) -> None:
-        source = bin_dir or wheel_bin_dir()
+        source = (bin_dir or wheel_bin_dir()).absolute()  # programs are started elsewhere
         self.port = 0
         self.password = secrets.token_urlsafe(18)
         self._keep = keep
@@ -154,7 +154,9 @@ class Server:
             if "could not bind" in message:
                 self.port = 0  # somebody took it between our choosing and the server's binding it
             elif "still in use" in message:
-                time.sleep(0.2)  # sessions of a killed server notice, in seconds if it is busy
+                # Sessions of a killed server are about to notice. In PostgreSQL 14 that may take
+                # more than 10 s: the autovacuum launcher waits for a statistics collector.
+                time.sleep(0.2)
             else:
                 break
         raise EmbeddedServerError(f"PostgreSQL did not start:\n{message}")
