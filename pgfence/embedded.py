@@ -30,6 +30,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypedDict
@@ -167,7 +168,8 @@ class Server:
         if process is None:
             return
         if process.poll() is None:
-            os.kill(self.pid, signal.SIGINT if mode == "fast" else signal.SIGQUIT)
+            with suppress(ProcessLookupError):  # killed a moment ago, and not yet noticed
+                os.kill(self.pid, signal.SIGINT if mode == "fast" else signal.SIGQUIT)
         process.wait()
         if process.stdin:
             process.stdin.close()

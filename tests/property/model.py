@@ -33,6 +33,7 @@ class ModelFence:
     last: int = 0
     issued: int = 0
     current: str | None = None
+    current_epoch: int = 0
     paused: bool = False
     roots: set[str] = field(default_factory=set)
     receipts: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -56,9 +57,11 @@ class Model:
     # The registry (R35 to R37)
 
     def may_grant(self, resource: str) -> bool:
-        """Whether a new request is granted: nobody holds the resource now."""
-        current = self.fence(resource).current
-        return current is None or self.leases[current] != "HELD"
+        """Whether a new request is granted: nobody holds the resource now by a good epoch."""
+        fence = self.fence(resource)
+        if fence.current is None or self.leases[fence.current] != "HELD":
+            return True
+        return fence.current_epoch < self.lowest_epoch
 
     def granted(self, grant: ModelGrant) -> None:
         fence = self.fence(grant.resource)
@@ -66,6 +69,7 @@ class Model:
         if fence.current is not None:
             self.leases[fence.current] = "SUPERSEDED"
         fence.issued, fence.current = grant.fence, grant.lease
+        fence.current_epoch = grant.epoch
         self.leases[grant.lease] = "HELD"
         self.issued.add(grant)
 
