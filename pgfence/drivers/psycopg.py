@@ -150,7 +150,7 @@ class Session:
         # work function. In pipeline mode entering and leaving it only queue the commands.
         transaction = psycopg.Transaction(conn)
         try:
-            with conn.pipeline():
+            with _pipeline(conn):
                 transaction.__enter__()
                 cursors = _send(conn, batch)
                 if not batch.begin:
@@ -208,7 +208,7 @@ def run_on(conn: Connection, steps: Steps[_T]) -> _T:
     def perform(step: Step) -> object:
         assert isinstance(step, Batch)  # noqa: S101 - nothing else is the driver's to do here
         with _reported(conn):
-            with conn.pipeline():
+            with _pipeline(conn):
                 cursors = _send(conn, step)
             return [cursor.fetchall() for cursor in cursors]
 
@@ -221,6 +221,26 @@ def _send(conn: Connection, batch: Batch) -> list[RawCursor[Row]]:
         RawCursor(conn, row_factory=tuple_row).execute(call.sql, call.parameters)
         for call in batch.calls
     ]
+
+
+@contextmanager
+def _pipeline(conn: Connection) -> Iterator[None]:
+    """psycopg's pipeline mode, with an interrupt (Ctrl-C, SystemExit) seen for what it is.
+
+    An interrupt between two results leaves psycopg unable to leave pipeline mode, and its complaint
+    about that would hide the interrupt. Such a connection is of no more use.
+    """
+    try:
+        with conn.pipeline():
+            yield
+    except BaseException as error:
+        interrupt: BaseException | None = error
+        while isinstance(interrupt, Exception):
+            interrupt = interrupt.__context__
+        if interrupt is None:
+            raise
+        conn.close()
+        raise interrupt from None
 
 
 @contextmanager

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.pq import PipelineStatus
 
 import pgfence
 from tests.faults.conftest import RESOURCE, worker_process
@@ -26,6 +32,42 @@ def test_r36_an_interrupted_waiter_leaves_the_queue(invoices: Database, keys: Ke
         worker.process.send_signal(signal.SIGINT)
         assert worker.process.wait(20) != 0
         assert watch.execute(states).fetchall() == [("WITHDRAWN",)]
+
+
+def test_r36_an_interrupt_at_any_moment_of_asking_leaves_no_one_in_the_queue(
+    invoices: Database, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it comes between two results, and psycopg complains of something else."""
+    waiting = "select count(*) from pgfence_registry.requests where state = 'WAITING'"
+    watch = invoices.connect()
+    psycopg_waits = psycopg.Connection.wait
+    moments = itertools.count()
+    interrupted_at = -1
+
+    def wait(conn: psycopg.Connection[Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+        if conn.pgconn.pipeline_status != PipelineStatus.OFF and next(moments) == interrupted_at:
+            raise KeyboardInterrupt
+        return psycopg_waits(conn, generator, *args, **kwargs)
+
+    with (
+        registry(invoices, keys),
+        pgfence.connect(invoices.dsn("worker_b")) as holder,
+        holder.hold(RESOURCE, operation="settle"),
+        pgfence.connect(invoices.dsn("worker_a")) as fence,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(psycopg.Connection, "wait", wait)
+        for interrupted_at in itertools.count():
+            moments = itertools.count()
+            try:
+                with fence.hold(RESOURCE, operation="settle", timeout=0):
+                    pass
+            except KeyboardInterrupt:
+                pass
+            except pgfence.AcquireTimeoutError:
+                break
+            assert watch.execute(waiting).fetchone() == (0,), f"interrupted at {interrupted_at}"
+    assert interrupted_at >= 4, "it was never interrupted"
 
 
 def test_r15_a_killed_worker_leaves_nothing_and_the_next_one_writes(
