@@ -18,6 +18,8 @@ app.add_typer(trust.app, name="trust")
 app.add_typer(registry.app, name="registry")
 app.add_typer(workload.app, name="workload")
 app.command()(protect.protect)
+app.command()(protect.unprotect)
+app.command()(protect.protected)
 app.command()(receipts.receipts)
 app.command()(refusals.refusals)
 

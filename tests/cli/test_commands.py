@@ -237,6 +237,71 @@ def test_protect_says_which_table_or_column_is_missing(
     assert no_column.err.splitlines()[1].startswith("next: ")
 
 
+# unprotect, protected
+
+
+@pytest.mark.rule("R26")
+def test_unprotect_takes_the_guard_off(pgfence: Pgfence, database: Database) -> None:
+    owner = database.connect("billing_owner")
+    owner.execute("create table invoices (batch_date date)")
+    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch_date}')")
+    stranger = pgfence("unprotect", "public.invoices", on=database, role="worker_a")
+    assert (stranger.exit_code, stranger.err.splitlines()[-1]) == (
+        4,
+        "next: This takes the table's owner, in pgfence_app.",
+    )
+    said = pgfence("unprotect", "invoices", "--json", on=database, role="billing_owner")
+    assert said.document == {"table": "public.invoices"}
+    owner.execute("insert into invoices values ('2026-07-19')")
+    again = pgfence("unprotect", "invoices", on=database, role="billing_owner")
+    assert (again.exit_code, again.err.splitlines()[0]) == (
+        4,
+        "pgfence: public.invoices is not protected",
+    )
+
+
+@pytest.mark.rule("R26")
+def test_unprotect_takes_the_oid_of_a_dropped_table(pgfence: Pgfence, database: Database) -> None:
+    owner = database.connect("billing_owner")
+    owner.execute("create table invoices (batch_date date)")
+    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch_date}')")
+    ((oid,),) = owner.execute("select 'invoices'::regclass::oid").fetchall()
+    owner.execute("drop table invoices")
+    said = pgfence("unprotect", oid, on=database, role="dba")
+    assert (said.err, said.out) == ("", f"{oid} is not protected any more\n")
+
+
+@pytest.mark.rule("R25")
+def test_protected_lists_the_tables_and_exits_with_1_if_a_guard_is_not_whole(
+    pgfence: Pgfence, database: Database
+) -> None:
+    nothing = pgfence("protected", on=database, role="auditor")
+    assert (nothing.exit_code, nothing.out) == (0, "no table is protected\n")
+    owner = database.connect("billing_owner")
+    for table in ('"Odd name"', "invoices"):
+        owner.execute(f"create table {table} (batch_date date) partition by list (batch_date)")
+        owner.execute(f"create table p_{len(table)} partition of {table} default")
+        owner.execute("select pgfence.protect(%s, 'invoice-batch/{batch_date}')", [table])
+    whole = pgfence("protected", "--json", on=database, role="worker_a")
+    assert whole.exit_code == 0
+    assert whole.document == [
+        {"table": table, "template": "invoice-batch/{batch_date}", "gaps": []}
+        for table in ('public."Odd name"', "public.invoices")
+    ]
+    assert "| whole |" in pgfence("protected", on=database, role="auditor").out
+    owner.execute("alter table p_8 disable trigger pgfence_guard_update")
+    broken = pgfence("protected", "--json", on=database, role="auditor")
+    assert broken.exit_code == 1
+    assert broken.document[1]["gaps"] == [
+        {
+            "relation": "public.p_8",
+            "problem": "a trigger of the guard is missing, disabled, not ENABLE ALWAYS, or was"
+            " changed",
+        }
+    ]
+    assert "public.p_8 a trigger of" in pgfence("protected", on=database, role="auditor").out
+
+
 # receipts
 
 

@@ -20,10 +20,7 @@ begin
     if not found then
         perform pgfence._raise('INVALID_ARGUMENT', 'the table is missing', 'Name a table: ''billing.invoices''.', 'R23');
     end if;
-    if not pg_has_role(session_user, v_owner, 'USAGE')
-        and not pg_has_role(session_user, v_owner,
-            case when current_setting('server_version_num')::integer >= 160000 then 'SET' else 'MEMBER' end)
-    then
+    if not pgfence._session_may_act_as(v_owner) then
         raise exception 'must be owner of table %', p_table using errcode = 'insufficient_privilege';
     end if;
     -- A workload that owns the table could drop the guard, or stop everybody by protecting its own (R26).
@@ -46,10 +43,8 @@ begin
     if v_protection.template <> p_template then
         perform pgfence._raise('UNPROTECTABLE',
             format('%s is protected with the template %s already', p_table, v_protection.template),
-            format('Leases name resources by that template. If none is held, a member of pgfence_owner runs: set role pgfence_owner; '
-                   'delete from pgfence.protected_tables where protected_table::oid = %s; and then the table''s owner drops its '
-                   'triggers pgfence_guard_... and calls protect again, while nobody writes.',
-                p_table::oid), 'R23');
+            format('Leases name resources by that template. If none is held, the owner runs in one transaction: '
+                   'select pgfence.unprotect(%L); select pgfence.protect(%L, %L);', p_table, p_table, p_template), 'R23');
     end if;
     insert into pgfence.protected_tables as p (protected_table, template, literal_prefix, guard_source)
     values (p_table, p_template, split_part(p_template, '{', 1), v_source)
