@@ -2,7 +2,19 @@
 
 import typer
 
-from pgfence.cli import demo, keys, migrate, protect, receipts, refusals, registry, trust, workload
+from pgfence.cli import (
+    demo,
+    keys,
+    migrate,
+    protect,
+    receipts,
+    refusals,
+    registry,
+    restored,
+    resume,
+    trust,
+    workload,
+)
 
 app = typer.Typer(
     name="pgfence",
@@ -22,6 +34,8 @@ app.command()(protect.unprotect)
 app.command()(protect.protected)
 app.command()(receipts.receipts)
 app.command()(refusals.refusals)
+app.command()(resume.resume)
+app.command()(restored.restored)
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ _TABLE = (
     Code(
         "PAUSED", "PF110", "PausedError", "R8",
         "the resource is paused",
-        "An operator must look at why it was paused and resume it.",
+        "An operator must look at why it was paused, and then run: pgfence resume",
     ),
     Code(
         "STALE_OWNER", "PF111", "StaleOwnerError", "R10",
@@ -82,7 +82,7 @@ _TABLE = (
     Code(
         "FENCE_REGRESSION", "PF112", "FenceRegressionError", "R10, R37",
         "the token sequence of the resource has gone back",
-        "An operator must resume the resource above its high-water mark.",
+        "An operator must look at why, and then run: pgfence resume",
     ),
     Code(
         "ROOT_MISMATCH", "PF113", "RootMismatchError", "R11",

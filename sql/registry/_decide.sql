@@ -1,5 +1,5 @@
 -- Decides whether a waiter gets the resource now, and mints if so (R35, R36, R53).
-create function pgfence_registry._decide(p_request pgfence_registry.requests, p_new boolean)
+create function pgfence_registry._decide(p_request pgfence_registry.requests, p_may_wait boolean)
 returns pgfence_registry.answer
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -11,7 +11,6 @@ declare
     v_now timestamptz;
     v_epoch_floor bigint;
 begin
-    perform pgfence_registry._rebind_database();
     -- A lease of before a restore or promotion is of no more use to anyone: nobody waits for its end.
     select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
 
@@ -34,7 +33,8 @@ begin
     end if;
 
     -- The fence row lock: we wait here for an open segment of the old owner. The first call does
-    -- not, so that the request stands in the table and the registry sees who is kept waiting.
+    -- not, so that the request stands in the table and the registry sees who is kept waiting; nor does
+    -- one that has just changed the configuration, which comes after fence rows in the lock order.
     loop
         select f.* into v_fence from pgfence.fences as f
          where f.resource = p_request.resource for no key update skip locked;
@@ -47,7 +47,7 @@ begin
             insert into pgfence.fences (resource) values (p_request.resource) on conflict do nothing;
             continue;
         end if;
-        if p_new then
+        if not p_may_wait then
             return pgfence_registry._wait(p_request, v_now, 'a transaction on the resource is still open');
         end if;
         select f.* into v_fence from pgfence.fences as f

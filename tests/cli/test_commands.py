@@ -382,6 +382,42 @@ def test_refusals_shows_what_was_refused_and_the_quarantine(
     assert quarantined["offered_digest"][:16] in said
 
 
+# resume, restored
+
+
+@pytest.mark.rule("R37")
+def test_resume_says_why_it_was_paused_and_what_comes_next(
+    pgfence: Pgfence, database: Database
+) -> None:
+    issue(database, "worker_a", BATCH)
+    pause = "update pgfence.fences set paused_because = 'a test', issued_fence = 7"
+    as_owner(database, pause)
+    document = pgfence("resume", BATCH, "--reason", "mended", "--json", on=database).document
+    assert document == {"resource": BATCH, "paused_because": "a test", "above": 7}
+    as_owner(database, pause)
+    assert pgfence("resume", BATCH, on=database).out == (
+        f"{BATCH} goes on; it was paused: a test\nits next fence token lies above 7\n"
+    )
+    again = pgfence("resume", BATCH, on=database)
+    assert (again.exit_code, again.err.splitlines()[0]) == (
+        4,
+        f"pgfence: resource '{BATCH}' is not paused",
+    )
+    assert issue(database, "worker_a", BATCH).fence_token == 8
+
+
+@pytest.mark.rule("R39")
+def test_restored_ends_the_grants_of_before(pgfence: Pgfence, database: Database) -> None:
+    grant = issue(database, "worker_a", BATCH)
+    document = pgfence("restored", "--above", 2**50, "--json", on=database).document
+    assert document["issuer_epoch"] == 2
+    assert document["fence_base"] > 2**50
+    assert apply(database, grant.token, 1) == "REVOKED_EPOCH"
+    said = pgfence("restored", "--reason", "disk snapshot", on=database).out
+    assert said.startswith("grants below issuer epoch 3 are refused from now on\nnew fence tokens")
+    assert pgfence("restored", "--above", -1, on=database).exit_code == 2
+
+
 # errors
 
 
@@ -403,6 +439,8 @@ def test_a_database_without_pgfence_is_told_what_to_run(
         (["refusals"], "a role in pgfence_auditor"),
         (["workload", "list"], "a role in pgfence_auditor"),
         (["workload", "add", "w", "--role", "worker_a"], "a member of pgfence_owner"),
+        (["resume", BATCH], "a member of pgfence_owner"),
+        (["restored"], "a member of pgfence_owner"),
     ],
 )
 @pytest.mark.rule("R26")

@@ -51,7 +51,7 @@ begin
     select f.paused_because into v_paused from pgfence.fences as f where f.resource = p_resource;
     if v_paused is not null then
         perform pgfence._raise('PAUSED', pg_catalog.format('%s is paused: %s', p_resource, v_paused),
-            'An operator must look at it and resume it.', 'R37');
+            'An operator must look at why, and then run: pgfence resume', 'R37');
     end if;
 end
 $$;

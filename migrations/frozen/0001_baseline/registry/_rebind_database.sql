@@ -1,37 +1,52 @@
 -- Is this database a copy of the one that was guarded: promoted, restored, cloned? Then take note of
 -- what it is now, end every grant of before by a new epoch, and mint from a base that another copy
--- will hardly share: it rises by a random 2^32 to 2^38 (R39).
-create function pgfence_registry._rebind_database()
-returns void
+-- will hardly share: it rises by a random 2^32 to 2^38 (R39). With a reason, also where nothing shows
+-- that it is one. True when it was done.
+create function pgfence_registry._rebind_database(p_reason text default null, p_above bigint default 0)
+returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_configuration pgfence.configuration;
+    v_before pgfence.configuration;
+    v_after pgfence.configuration;
 begin
-    select c.* into strict v_configuration from pgfence.configuration as c;
-    if pgfence._is_recorded_database(v_configuration) then
-        return;
+    select c.* into strict v_before from pgfence.configuration as c;
+    if p_reason is null and pgfence._is_recorded_database(v_before) then
+        return false;
     end if;
-    select c.* into strict v_configuration from pgfence.configuration as c for update;
-    if pgfence._is_recorded_database(v_configuration) then
-        return;
+    select c.* into strict v_before from pgfence.configuration as c for update;
+    if p_reason is null and pgfence._is_recorded_database(v_before) then
+        return false;
     end if;
     update pgfence.configuration as c
        set (system_identifier, timeline, database_oid)
                = (select i.system_identifier, i.timeline, i.database_oid from pgfence._database_identity() as i),
-           issuer_epoch = greatest(c.issuer_epoch, c.epoch_floor, b.lowest_epoch) + 1,
-           epoch_floor = greatest(c.issuer_epoch, c.epoch_floor, b.lowest_epoch) + 1,
-           fence_base = greatest(c.fence_base, m.issued) + 4294967296
+           audience = coalesce(c.audience, (select b.audience from pgfence.trust_bundles as b order by b.version desc limit 1)),
+           issuer_epoch = greatest(c.issuer_epoch, c.epoch_floor, k.epoch) + 1,
+           epoch_floor = greatest(c.issuer_epoch, c.epoch_floor, k.epoch) + 1,
+           fence_base = greatest(c.fence_base, k.fence_token, p_above) + 4294967296
                + ('x' || pg_catalog.substr(pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', ''), 1, 12))::bit(48)::bigint
                  % (274877906944 - 4294967296),
            version = c.version + 1
-      from (select coalesce(max(t.lowest_epoch), 0) from pgfence.trust_bundles as t) as b (lowest_epoch),
-           (select coalesce(max(greatest(f.issued_fence, f.highest_fence)), 0) from pgfence.fences as f) as m (issued);
+      from (select greatest(max(g.issuer_epoch), (select max(b.lowest_epoch) from pgfence.trust_bundles as b)) as epoch,
+                   max(greatest(f.issued_fence, f.highest_fence)) as fence_token
+              from pgfence.fences as f left join pgfence_registry.grants as g on g.lease = f.current_lease) as k
+    returning c.* into strict v_after;
+    insert into pgfence.journal (action, reason, detail)
+    select case when p_reason is null then 'REBOUND' else 'RESTORED' end, coalesce(p_reason, ''),
+           pg_catalog.jsonb_object_agg(s.at, pg_catalog.jsonb_build_object(
+               'system_identifier', ((s.c).system_identifier)::text, 'timeline', (s.c).timeline,
+               'database_oid', (s.c).database_oid::bigint, 'issuer_epoch', (s.c).issuer_epoch,
+               'fence_base', (s.c).fence_base))
+      from (values ('before', v_before), ('after', v_after)) as s (at, c);
+    raise log 'pgfence rebound: session_role=% timeline=% before=% issuer_epoch=% fence_base=%',
+        pg_catalog.quote_ident(session_user), v_after.timeline, v_before.timeline, v_after.issuer_epoch, v_after.fence_base;
+    return true;
 end
 $$;
 -- next statement
-revoke all on function pgfence_registry._rebind_database() from public;
+revoke all on function pgfence_registry._rebind_database(text, bigint) from public;
 -- next statement
-comment on function pgfence_registry._rebind_database() is
-    'After a promotion, restore or copy: records the new identity, raises issuer epoch, floor and fence base (R39).';
+comment on function pgfence_registry._rebind_database(text, bigint) is
+    'After a promotion, restore or copy: records the new identity, raises issuer epoch, floor and fence base, and says so in the journal (R39).';

@@ -9,18 +9,19 @@ as $$
 declare
     v_grant pgfence_registry.grants := pgfence_registry._own_grant(p_lease);
     v_answer pgfence_registry.answer;
-    v_epoch_floor bigint;
+    v_configuration pgfence.configuration;
 begin
     if v_grant.lease is null then
         return pgfence_registry._unknown(p_lease);
     end if;
     -- So that the registry sees who it is that holds the row in an open transaction (R20).
     perform pgfence_registry._try_mark(p_lease);
-    select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
+    select c.* into strict v_configuration from pgfence.configuration as c;
     update pgfence_registry.grants as g
        set lease_ends_at = greatest(g.lease_ends_at, pg_catalog.clock_timestamp() + g.ttl_ms * interval '1 millisecond')
      where g.lease = p_lease and g.state = 'HELD' and g.token is not null
-       and g.issuer_epoch >= v_epoch_floor and g.lease_ends_at > pg_catalog.clock_timestamp()
+       and g.issuer_epoch >= v_configuration.epoch_floor and pgfence._is_recorded_database(v_configuration)
+       and g.lease_ends_at > pg_catalog.clock_timestamp()
     returning g.* into v_grant;
     if found then
         -- The row stays locked until this transaction ends, and the next owner waits for it: R20.
@@ -29,7 +30,7 @@ begin
     end if;
     v_answer := pgfence_registry._answer_of_grant(pgfence_registry._own_grant(p_lease), false);
     if v_answer.state = 'HELD' then
-        v_answer.reason := 'not renewed: its issuer epoch is below the lowest good one of this database';
+        return pgfence_registry._revoked(v_answer);
     end if;
     return v_answer;
 end

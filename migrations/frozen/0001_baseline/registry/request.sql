@@ -16,9 +16,13 @@ declare
     v_grant pgfence_registry.grants;
     v_answer pgfence_registry.answer;
     v_new boolean := false;
+    v_rebound boolean;
+    v_epoch_floor bigint;
 begin
     perform pgfence_registry._check_request(v_caller, p_request_id, p_resource, p_operation_class, p_operation_root, p_ttl_ms,
                                             p_continues_root);
+    v_rebound := pgfence_registry._rebind_database();
+    select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
     select r.* into v_request from pgfence_registry.requests as r
      where r.workload = v_caller and r.request_id = p_request_id;
     if not found then
@@ -49,9 +53,13 @@ begin
 
     if v_request.state = 'GRANTED' then
         select g.* into strict v_grant from pgfence_registry.grants as g where g.lease = v_request.lease;
+        v_answer := pgfence_registry._answer_of_grant(v_grant, true);
+        if v_answer.state in ('HELD', 'SIGNING') and v_grant.issuer_epoch < v_epoch_floor then
+            v_answer := pgfence_registry._revoked(v_answer);
+        end if;
         -- A lease that ended before anybody signed the grant was nobody's: decide once more.
-        if v_grant.token is not null or pgfence_registry._state_of(v_grant, pg_catalog.clock_timestamp()) <> 'EXPIRED' then
-            return pgfence_registry._answer_of_grant(v_grant, true);
+        if v_grant.token is not null or v_answer.state <> 'EXPIRED' then
+            return v_answer;
         end if;
     elsif v_request.state = 'WITHDRAWN' then
         v_answer.state := 'WITHDRAWN';
@@ -61,7 +69,7 @@ begin
         return v_answer;
     end if;
 
-    return pgfence_registry._decide(v_request, v_new);
+    return pgfence_registry._decide(v_request, not v_new and not v_rebound);
 end
 $$;
 -- next statement

@@ -1,0 +1,35 @@
+-- Refuses whatever would lower an epoch or the fence base, or make the configuration be forgotten:
+-- grants of before a restore must not become good again (R39).
+create function pgfence._keep_floor_rising()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgfence._raise('FENCE_LOWERED',
+        case tg_op
+            when 'UPDATE' then pg_catalog.format(
+                'issuer epoch %s, lowest good epoch %s and fence base %s cannot become %s, %s and %s',
+                old.issuer_epoch, old.epoch_floor, old.fence_base, new.issuer_epoch, new.epoch_floor, new.fence_base)
+            else 'the configuration cannot be deleted: a forgotten floor lets grants of before a restore in'
+        end,
+        'Epochs and the fence base only rise.', 'R39');
+    return null;
+end
+$$;
+-- next statement
+revoke all on function pgfence._keep_floor_rising() from public;
+-- next statement
+comment on function pgfence._keep_floor_rising() is
+    'Trigger: raises PF205, epochs and the fence base never go down (R39).';
+-- next statement
+create trigger keep_floor_rising before update on pgfence.configuration
+    for each row when (new.issuer_epoch < old.issuer_epoch or new.epoch_floor < old.epoch_floor
+                       or new.fence_base < old.fence_base)
+    execute function pgfence._keep_floor_rising();
+-- next statement
+create trigger keep_configuration before delete on pgfence.configuration
+    for each row execute function pgfence._keep_floor_rising();
+-- next statement
+create trigger keep_configurations before truncate on pgfence.configuration
+    for each statement execute function pgfence._keep_floor_rising();

@@ -1,0 +1,21 @@
+-- Refuses to change or forget a line of the journal, also to the owner role.
+create function pgfence._keep_journal()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgfence._raise('CLOSED_TABLE', pg_catalog.format('%s on pgfence.journal: what was done is never forgotten', tg_op),
+        'Lines of the journal are only added, by pgfence itself.', 'R26');
+    return null;
+end
+$$;
+-- next statement
+revoke all on function pgfence._keep_journal() from public;
+-- next statement
+comment on function pgfence._keep_journal() is 'Trigger: raises PF204, lines of the journal are only added (R26).';
+-- next statement
+create trigger keep_journal before update or delete or truncate on pgfence.journal
+    for each statement execute function pgfence._keep_journal();
+-- next statement
+alter table pgfence.journal enable always trigger keep_journal;
