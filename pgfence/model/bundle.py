@@ -1,11 +1,30 @@
-"""The trust bundle: the public keys that the guard accepts (trustBundle.v1, R31).
+"""The trust bundle: the public keys that the guard accepts (trustBundle.v1), and its rotation.
 
 The document is canonical JSON like a token's message. Signatures are texts 'kid:signature' in
 hexadecimal, by root keys, over the document together with its schema. The database decides the
 same way (pgfence.install_trust_bundle).
+
+What may follow which bundle (R31), in the order in which it is asked; the word is the `problem` of
+the `TrustRefusedError`:
+
+    DOCUMENT    it is canonical and good in itself, see `TrustBundle`
+    NOT_FIRST   the first one has version 1 and names none before it; any other
+    INSTALLED     is not the one in force already,
+    VERSION       has the next version,
+    PREVIOUS      names the digest of the one before,
+    AUDIENCE      is for the same database,
+    EPOCH         does not lower the lowest good epoch,
+    PURPOSE       leaves each key that stays its purpose
+    EXPIRED     it has not expired
+    SIGNATURE   each signature is good and of a root key, of the new bundle or the one before, whose
+                window holds, and no key signed twice
+    OLD_QUORUM  as many root keys of the one before signed as that one asks for,
+    QUORUM      and as many of the new one's as the new one asks for
+
+An expired bundle refuses every grant, but it can be followed: otherwise nobody could mend it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Self
@@ -23,9 +42,16 @@ MAX_DOCUMENT = 65536
 _PROBLEMS = {
     "DOCUMENT": "the document is not a canonical, valid trustBundle.v1",
     "NOT_FIRST": "the first bundle has version 1 and names no bundle before it",
+    "INSTALLED": "it is in force already",
+    "VERSION": "its version is not the one after that of the bundle in force",
+    "PREVIOUS": "it does not name the digest of the bundle in force",
+    "AUDIENCE": "it is for another database",
+    "EPOCH": "it lowers the lowest good epoch",
+    "PURPOSE": "a key has another purpose than in the bundle in force",
     "EXPIRED": "it has expired",
-    "SIGNATURE": "a signature is not that of one of its valid root keys, or a key signed twice",
-    "QUORUM": "fewer root keys signed than its threshold asks for",
+    "SIGNATURE": "a signature is not that of a valid root key, or a key signed twice",
+    "OLD_QUORUM": "fewer root keys of the bundle in force signed than its threshold asks for",
+    "QUORUM": "fewer of its own root keys signed than its threshold asks for",
 }
 
 
@@ -78,7 +104,7 @@ class TrustBundle:
     keys: tuple[TrustKey, ...]
     #: Grants of a lower issuer epoch are refused.
     lowest_epoch: int
-    #: How many root keys must sign the next bundle.
+    #: How many of its root keys must sign it, and the next bundle.
     root_threshold: int
     issued_at: int
     expires_at: int
@@ -165,35 +191,100 @@ def sign_bundle(document: str, root: Ed25519PrivateKey) -> str:
     return f"{key_id(raw_public_key(root))}:{root.sign(_signed(document)).hex()}"
 
 
-def verify_first_bundle(document: str, signatures: Sequence[str], now_us: int) -> TrustBundle:
-    """The bundle, if it may be the first one of a database: signed by its own root threshold.
+def verify_next_bundle(
+    before: TrustBundle | None, document: str, signatures: Sequence[str], now_us: int
+) -> TrustBundle:
+    """The bundle, if it may replace `before`; None: if it may be the first one of a database.
 
-    Every signature must be good. now_us: microseconds since the epoch.
-    Raises `TrustRefusedError`; `detail["problem"]` is one word, as in the database.
+    now_us: microseconds since the epoch. Raises `TrustRefusedError`; `detail["problem"]` is one
+    word of the list above, as in the database.
     """
     bundle = TrustBundle.parse(document)
-    if bundle.version != 1 or bundle.previous != "":
-        raise _refused("NOT_FIRST")
-    if now_us >= bundle.expires_at:
-        raise _refused("EXPIRED")
+    problem = content_problem(before, bundle, now_us) or _signature_problem(
+        before, bundle, signatures, now_us
+    )
+    if problem:
+        raise _refused(problem)
+    return bundle
+
+
+def follow_chain(trusted: TrustBundle, chain: Iterable[tuple[str, Sequence[str]]]) -> TrustBundle:
+    """The last bundle of a chain of (document, signatures), each following the one before (R33).
+
+    A bundle in the chain may have expired since, and root keys too: each is judged as of the time
+    when it was issued. Raises `TrustRefusedError`.
+    """
+    for document, signatures in chain:
+        issued_at = TrustBundle.parse(document).issued_at
+        trusted = verify_next_bundle(trusted, document, signatures, issued_at)
+    return trusted
+
+
+def content_problem(before: TrustBundle | None, bundle: TrustBundle, now_us: int) -> str | None:
+    """What is wrong with what a new bundle says, whoever signed it; None: nothing."""
+    if before is None:
+        if bundle.version != 1 or bundle.previous != "":
+            return "NOT_FIRST"
+    elif bundle == before:
+        return "INSTALLED"
+    elif bundle.version != before.version + 1:
+        return "VERSION"
+    elif bundle.previous != before.digest:
+        return "PREVIOUS"
+    elif bundle.audience != before.audience:
+        return "AUDIENCE"
+    elif bundle.lowest_epoch < before.lowest_epoch:
+        return "EPOCH"
+    elif any(
+        (old := before.key(key.kid)) is not None
+        and (old.purpose, old.public_key) != (key.purpose, key.public_key)
+        for key in bundle.keys
+    ):
+        return "PURPOSE"
+    return "EXPIRED" if now_us >= bundle.expires_at else None
+
+
+def roots_at(roots_of: TrustBundle, signed: TrustBundle, now_us: int) -> dict[str, bytes]:
+    """The root keys of a bundle that may sign another one, by kid.
+
+    Their window holds now and did when the other one was issued: so a client that follows later,
+    and knows only when it was issued, comes to the same answer as the database.
+    """
+    first, last = sorted((signed.issued_at, now_us))
+    return {
+        key.kid: key.public_key
+        for key in roots_of.keys
+        if key.purpose == "root" and key.not_before <= first and last < key.expires_at
+    }
+
+
+def _signature_problem(
+    before: TrustBundle | None, bundle: TrustBundle, signatures: Sequence[str], now_us: int
+) -> str | None:
+    old_roots = roots_at(before, bundle, now_us) if before else {}
+    new_roots = roots_at(bundle, bundle, now_us)
     signers: set[str] = set()
     for text in signatures:
-        kid, signature = text[:16], text[17:]
-        key = bundle.key(kid)
-        if (
-            key is None
-            or key.purpose != "root"
-            or not key.not_before <= now_us < key.expires_at
-            or kid in signers
-            or text != f"{kid}:{signature}"
-            or not (is_digest(signature[:64]) and is_digest(signature[64:]))
-            or not verify(key.public_key, _signed(document), bytes.fromhex(signature))
-        ):
-            raise _refused("SIGNATURE")
+        kid = signer(text, bundle.document, old_roots | new_roots)
+        if kid is None or kid in signers:
+            return "SIGNATURE"
         signers.add(kid)
-    if len(signers) < bundle.root_threshold:
-        raise _refused("QUORUM")
-    return bundle
+    if before is not None and len(signers & old_roots.keys()) < before.root_threshold:
+        return "OLD_QUORUM"
+    return "QUORUM" if len(signers & new_roots.keys()) < bundle.root_threshold else None
+
+
+def signer(text: str, document: str, roots: dict[str, bytes]) -> str | None:
+    """The kid of the root key whose good signature of the document `text` is; else None."""
+    kid, signature = text[:16], text[17:]
+    good = (
+        kid in roots
+        and text == f"{kid}:{signature}"
+        and is_digest(signature[:64])
+        and is_digest(signature[64:])
+        and verify(roots[kid], _signed(document), bytes.fromhex(signature))
+    )
+    return kid if good else None
 
 
 def _signed(document: str) -> bytes:

@@ -445,18 +445,6 @@ def _trust_state(conn: Connection) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
-def test_r31_second_first_bundle_is_refused(conn: Connection) -> None:
-    before = _trust_state(conn)
-    for document, signatures in ((cases.BUNDLE.document, cases.SIGNATURES), ("", [])):
-        with (
-            pytest.raises(psycopg.Error, match="this database has a trust bundle") as caught,
-            conn.transaction(),
-        ):
-            conn.execute("select pgfence.install_trust_bundle(%s, %s)", [document, signatures])
-        assert caught.value.sqlstate == "PF305"
-    assert _trust_state(conn) == before
-
-
 def test_r31_null_is_a_clear_error(conn: Connection) -> None:
     for arguments in ([None, cases.SIGNATURES], [cases.BUNDLE.document, None]):
         with pytest.raises(psycopg.Error) as caught, conn.transaction():
