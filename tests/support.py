@@ -135,10 +135,14 @@ class Database:
         self._connections.append(conn)
         return conn
 
-    def drop(self) -> None:
-        """Close the connections that `connect` made, end all others, and drop the database."""
+    def close(self) -> None:
+        """Close the connections that `connect` made."""
         for conn in self._connections:
             conn.close()
+
+    def drop(self) -> None:
+        """Close the connections that `connect` made, end all others, and drop the database."""
+        self.close()
         with psycopg.connect(self.dsn(), autocommit=True) as conn:
             prepared = conn.execute(
                 "select gid from pg_prepared_xacts where database = current_database()"

@@ -135,6 +135,20 @@ BUGS = {
         "tests/sql/test_two_speeds.py"
         "::test_r6_another_role_of_the_same_workload_is_checked_for_itself",
     ),
+    "a promoted standby is not noticed": Bug(
+        "fence/_is_recorded_database.sql",
+        " and i.timeline = p_configuration.timeline\n",
+        "\n",
+        "tests/faults/failover/test_promotion.py"
+        "::test_r39_owner_of_before_is_refused_on_a_promoted_standby_until_it_acquires_again",
+    ),
+    "two copies mint from the same base": Bug(
+        "registry/_rebind_database.sql",
+        "pg_catalog.gen_random_uuid()::text",
+        "'00000000-0000-0000-0000-000000000000'",
+        "tests/faults/failover/test_promotion.py"
+        "::test_r39_two_promoted_standbys_of_one_primary_do_not_mint_the_same_fences",
+    ),
 }
 
 
