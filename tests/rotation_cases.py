@@ -66,6 +66,13 @@ def after(before: TrustBundle, **changes: Any) -> TrustBundle:
     return dataclasses.replace(before, **(following | changes))
 
 
+def with_next_grant_key(before: TrustBundle, **changes: Any) -> TrustBundle:
+    """The next version, with `NEXT_GRANT_KEY` in place of the grant keys."""
+    others = [key for key in before.keys if key.purpose != "grant"]
+    trusted = (*others, trust_key(NEXT_GRANT_KEY, "grant"))
+    return after(before, **({"keys": tuple(sorted(trusted, key=lambda k: k.kid))} | changes))
+
+
 def with_bob(not_before: int, expires_at: int) -> TrustBundle:
     """`FIRST`, with another window of Bob's key."""
     bob = trust_key(BOB, "root", not_before, expires_at)

@@ -220,6 +220,15 @@ def configure(database: Database, keys: Keys) -> None:
             conn.execute("select pgfence.add_workload(%s, %s)", [workload, role])
 
 
+def rotate(database: Database, bundle: TrustBundle, *roots: Ed25519PrivateKey) -> None:
+    """Install a trust bundle as `dba`, signed by `roots`."""
+    with psycopg.connect(database.dsn("dba"), autocommit=True) as conn:
+        conn.execute(
+            "select pgfence.install_trust_bundle(%s, %s)",
+            [bundle.document, [sign_bundle(bundle.document, root) for root in roots]],
+        )
+
+
 def record_identity(database: Database) -> None:
     """Make a copied database itself again, so that R39 takes it for what it is: a fresh one."""
     with psycopg.connect(database.dsn("dba")) as conn:

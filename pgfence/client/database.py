@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from pgfence.client import protocol
 from pgfence.client.trust import Verifier
 from pgfence.drivers.psycopg import Session
 from pgfence.errors import ForkedError
@@ -51,6 +52,18 @@ class Database:
                 self._idle.append(session)
                 return
         session.close()
+
+    def follow_bundle(self, session: Session | None = None) -> bool:
+        """Trust the bundle that is in force now, if it follows from ours; whether it is a new one.
+
+        session: one to ask on. Raises `BundleSplitError` (R33), and what the database raises.
+        """
+        asking = session or self.session()
+        try:
+            return self.verifier.follow(lambda bundle: asking.run(protocol.follow(bundle)))
+        finally:
+            if session is None:
+                self.put_back(asking)
 
     def close(self) -> None:
         """Close what is idle now, and what is put back later."""

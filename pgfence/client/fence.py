@@ -14,8 +14,7 @@ from pgfence.client.lease import Lease, acquire
 from pgfence.client.protocol import Request
 from pgfence.client.trust import Verifier
 from pgfence.drivers.psycopg import Connection, Session, run_within
-from pgfence.model.bundle import TrustBundle
-from pgfence.model.grant import operation_root
+from pgfence.model.grant import Grant, operation_root
 from pgfence.model.payload import payload_digest, payload_text
 from pgfence.model.receipt import Position
 from pgfence.model.verdict import Verdict
@@ -28,26 +27,18 @@ def connect(
 ) -> "Fence":
     """Reach a guarded database, as a login role that is in pgfence_app and in a workload.
 
-    bundle_digest: SHA-256 in hex of the one trust bundle that this client trusts; by default it
-    trusts the one that is in force when it connects. prepare_threshold: as in psycopg; None behind
-    a pooler in transaction mode.
+    bundle_digest: SHA-256 in hex of a trust bundle that this client trusts: the one in force, or
+    an earlier one from which that follows by the signatures of its root keys. By default the client
+    trusts the one that is in force when it connects; from then on it accepts only what follows from
+    it. prepare_threshold: as in psycopg; None behind a pooler in transaction mode.
 
-    Raises `SchemaVersionError` (and says what to run), `BundleSplitError` when another bundle is in
-    force than the one named, `TrustRefusedError`, `NoWorkloadError`, and psycopg's errors.
+    Raises `SchemaVersionError` (and says what to run), `BundleSplitError` when the bundle in force
+    does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`, and what psycopg
+    raises.
     """
     session = Session(dsn, prepare_threshold=prepare_threshold)
     try:
-        found = session.run(protocol.introduce(monotonic))
-        if bundle_digest not in (None, found.bundle_digest):
-            raise errors.BundleSplitError(
-                f"the database's trust bundle is {found.bundle_digest}, "
-                f"this client trusts {bundle_digest}: nothing was written"
-            )
-        bundle = TrustBundle.parse(found.bundle_document)
-        if bundle.digest != found.bundle_digest:
-            raise errors.BundleSplitError(
-                f"the database calls its trust bundle {found.bundle_digest}, it is {bundle.digest}"
-            )
+        found = session.run(protocol.introduce(monotonic, bundle_digest))
     except BaseException:
         session.close()
         raise
@@ -56,7 +47,7 @@ def connect(
     def now_us() -> int:
         return server_us + round((monotonic() - found.asked_at) * 1_000_000)
 
-    database = Database(dsn, prepare_threshold, Verifier(bundle, now_us))
+    database = Database(dsn, prepare_threshold, Verifier(found.bundle, now_us))
     database.put_back(session)
     return Fence(database)
 
@@ -103,7 +94,9 @@ class Fence:
 
         Raises `AcquireTimeoutError`, `InvalidArgumentError`, `RequestConflictError`, `PausedError`,
         `WrongOperationError`, `NoWorkloadError`; `NotHeldError` when the request ID is of a lease
-        that is over. A release that fails on leaving is logged: the lease ends by itself.
+        that is over; `BundleSplitError` when the database's trust bundle does not follow from the
+        one that this client trusts. A release that fails on leaving is logged: the lease ends by
+        itself.
         """
         self._check_usable()
         _check_seconds("ttl", ttl, at_least=0.001)
@@ -129,8 +122,8 @@ class Fence:
         grant: the token, or a `Lease`. segment: 1, 2, 3, ... within the fence.
 
         Raises `OwnershipUnknownError` and `NotHeldError` for a `Lease` that may not be used now,
-        `InvalidArgumentError` if no transaction can be open on `conn`, `PayloadError`, and what the
-        database raises.
+        `InvalidArgumentError` if no transaction can be open on `conn`, `PayloadError`,
+        `BundleSplitError`, and what the database raises.
         """
         self._check_usable()
         if type(segment) is not int or segment < 1:
@@ -140,7 +133,7 @@ class Fence:
             grant.check()
             grant = grant.token
         try:
-            claims = self._database.verifier.verify(grant)
+            claims = self._verified(grant)
         except errors.TokenRefusedError as refused:
             return Verdict(
                 refused.verdict,
@@ -164,6 +157,15 @@ class Fence:
                 monotonic,
             ),
         )
+
+    def _verified(self, token: str) -> Grant:
+        """The grant in a token; of a key that is unknown, by the bundle that is in force now."""
+        try:
+            return self._database.verifier.verify(token)
+        except errors.TokenRefusedError as refused:
+            if refused.verdict != "UNKNOWN_KEY" or not self._database.follow_bundle():
+                raise
+        return self._database.verifier.verify(token)
 
     def position(self, resource: str) -> Position:
         """Where the receipts of a resource end."""

@@ -73,6 +73,7 @@ def acquire(database: Database, request: protocol.Request, timeout: float | None
     answer = None
     try:
         answer = session.run(protocol.acquire(request, timeout, monotonic))
+        database.follow_bundle(session)
         grant = _checked(database, request, answer)
     except BaseException as error:
         if answer is not None or not isinstance(error, Exception):
@@ -225,10 +226,10 @@ class Lease:
         the segment is new. Where the segment was applied before, the original receipt comes back.
         segment: by default the one after the last.
 
-        Raises a `RefusedError` for a refusal, whose evidence is committed first; what `work`
-        raised, and `LeaseEndedError`: then nothing was written; `MutationUnknownError` when the
-        answer to COMMIT was lost: the same payload may be applied again, and nothing else until
-        then; what `check` raises; `PayloadError`.
+        Raises a `RefusedError` for a refusal, whose evidence is committed first, or in its place
+        `BundleSplitError` when that is why; what `work` raised, and `LeaseEndedError`: then nothing
+        was written; `MutationUnknownError` when the answer to COMMIT was lost: the same payload may
+        be applied again, and nothing else until then; what `check` raises; `PayloadError`.
         """
         text = payload_text(payload)
         digest = payload_digest(text)
@@ -360,10 +361,17 @@ class Lease:
         )
 
     def _learn_from(self, verdict: Verdict) -> None:
-        """A refusal may say that the lease is over."""
+        """A refusal may say that the lease is over, or that another trust bundle is in force."""
         if verdict.verdict == "STALE_OWNER":
             self._belief.change(lambda o, now: o.ended(now, "SUPERSEDED"))
         elif verdict.verdict == "NOT_HELD" and verdict.reason == "RELEASED":
             self._belief.change(Ownership.released)
         elif verdict.verdict == "NOT_HELD":
             self._belief.change(lambda o, now: o.ended(now, verdict.reason or "EXPIRED"))
+        elif verdict.verdict in ("UNKNOWN_KEY", "REVOKED_EPOCH"):
+            try:
+                self._database.follow_bundle(self._work_session)
+            except errors.BundleSplitError:
+                raise
+            except Exception as error:
+                _log.warning("%r: the trust bundle was not followed: %s", self, error)

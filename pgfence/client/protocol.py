@@ -28,6 +28,7 @@ from math import inf
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from pgfence import errors
+from pgfence.model.bundle import TrustBundle, follow_chain
 from pgfence.model.lease import Ownership
 from pgfence.model.receipt import NOWHERE, Position
 from pgfence.model.verdict import Verdict
@@ -205,6 +206,7 @@ _ASK_AGAIN = _TRY_AGAIN | {"57014", "55P03"}
 #: Schema or function does not exist; permission denied.
 _NOT_INSTALLED, _NOT_ALLOWED = frozenset({"3F000", "42883"}), "42501"
 _TRUST_BUNDLE = "select document, digest, pg_catalog.clock_timestamp() from pgfence.trust_bundle()"
+_TRUST_CHAIN = "select version, document, signatures from pgfence.trust_chain($1)"
 #: The server ended a session that was idle, or a transaction that was open, for too long.
 _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
 #: Pauses, in seconds, between attempts to reach a database that does not answer.
@@ -519,18 +521,21 @@ def position(resource: str) -> Steps[Position]:
 class Introduction(NamedTuple):
     """What a client learns about a database before it does anything."""
 
-    bundle_document: str
-    bundle_digest: str
+    #: The trust bundle in force.
+    bundle: TrustBundle
     #: The server's clock, and when it was asked on ours.
     server_time: datetime
     asked_at: float
 
 
-def introduce(clock: Clock) -> Steps[Introduction]:
+def introduce(clock: Clock, bundle_digest: str | None = None) -> Steps[Introduction]:
     """Check that the schema fits this version of pgfence, and fetch the trust bundle.
 
-    Raises `SchemaVersionError`, `NoWorkloadError` for a role that may not use pgfence, and
-    `TrustRefusedError` if no bundle is installed.
+    bundle_digest: SHA-256 in hex of a bundle that the client trusts; the one in force must be that
+    one, or follow from it (R33). None: what is in force is trusted.
+
+    Raises `SchemaVersionError`, `NoWorkloadError` for a role that may not use pgfence,
+    `TrustRefusedError` if no bundle is installed or it cannot be read, and `BundleSplitError`.
     """
     try:
         (versions,) = yield Batch((Call("select pgfence.schema_version()"),))
@@ -561,4 +566,73 @@ def introduce(clock: Clock) -> Steps[Introduction]:
             "no trust bundle is installed: nothing can be granted", hint="Run: pgfence trust init"
         )
     document, digest, server_time = rows[0]
-    return Introduction(document, digest, server_time, asked_at)
+    bundle = TrustBundle.parse(document)
+    if bundle.digest != digest:
+        raise errors.BundleSplitError(
+            f"the database calls its trust bundle {digest}, it is {bundle.digest}"
+        )
+    if bundle_digest not in (None, digest):
+        try:
+            bundle = yield from _follow_from(str(bundle_digest), digest)
+        except Failed as failed:
+            failed.rethrow()
+    return Introduction(bundle, server_time, asked_at)
+
+
+def _follow_from(digest: str, in_force: str) -> Steps[TrustBundle]:
+    """The bundle in force, reached from an earlier one that is known by its digest."""
+    for _, document, _ in (yield from _chain(1)):
+        bundle = TrustBundle.parse(document)
+        if bundle.digest == digest:
+            return (yield from _follow(bundle))
+    raise errors.BundleSplitError(
+        f"the database's trust bundle is {in_force}, this client trusts {digest}, from which it "
+        "does not follow: nothing was written"
+    )
+
+
+def follow(trusted: TrustBundle) -> Steps[TrustBundle]:
+    """The bundle in force, reached link by link from one that the client trusts (R33).
+
+    On a new connection if the old one is lost. Raises `BundleSplitError` when the database has
+    another bundle of that version, only older ones, or a later one that does not follow.
+    """
+    try:
+        try:
+            return (yield from _follow(trusted))
+        except Failed as failed:
+            if not failed.lost:
+                raise
+        yield Reopen()
+        return (yield from _follow(trusted))
+    except Failed as failed:
+        failed.rethrow()
+
+
+def _follow(trusted: TrustBundle) -> Steps[TrustBundle]:
+    chain = yield from _chain(trusted.version)
+    if not chain:
+        raise errors.BundleSplitError(
+            f"this client trusts trust bundle {trusted.version}, which the database does not have: "
+            "was it put back to an earlier state? Nothing was written"
+        )
+    (version, document, _), *links = chain
+    if (version, document) != (trusted.version, trusted.document):
+        raise errors.BundleSplitError(
+            f"the database has another trust bundle {trusted.version} than this client, which "
+            f"trusts {trusted.digest}: nothing was written"
+        )
+    try:
+        return follow_chain(trusted, [(document, signatures) for _, document, signatures in links])
+    except errors.TrustRefusedError as refused:
+        raise errors.BundleSplitError(
+            f"the database's trust bundle {chain[-1][0]} does not follow from bundle "
+            f"{trusted.version}, which this client trusts ({refused}): nothing was written"
+        ) from refused
+
+
+def _chain(version: int) -> Steps[Sequence[Row]]:
+    """The bundles of the database from a version on: version, document, signatures."""
+    (rows,) = yield Batch((Call(_TRUST_CHAIN, (version,)),), within=_LONGEST_CALL)
+    chain: Sequence[Row] = rows
+    return chain

@@ -1,5 +1,6 @@
 """The client's own look at a grant before it uses it (R54)."""
 
+import threading
 from collections.abc import Callable
 from hashlib import sha256
 
@@ -13,26 +14,50 @@ _REMEMBERED = 256
 
 
 class Verifier:
-    """Verifies each grant once against one trust bundle; the expiry of its key every time (R4).
+    """Verifies each grant once against the trust bundle; the expiry of its key every time (R4).
 
     `now_us` is the database's clock, so that a worker whose own clock is wrong is not refused.
+    Threads may share it.
     """
 
     def __init__(self, bundle: TrustBundle, now_us: Callable[[], int]) -> None:
-        self._bundle = bundle
         self._now_us = now_us
-        self._known: dict[bytes, tuple[Grant, int]] = {}
+        self._lock = threading.Lock()
+        self._trust = _Trust(bundle)
 
     def verify(self, token: str) -> Grant:
         """The grant in a token. Raises `TokenRefusedError`."""
+        return self._trust.verify(token, self._now_us())
+
+    def follow(self, reach: Callable[[TrustBundle], TrustBundle]) -> bool:
+        """Adopt what `reach` makes of the present bundle; whether it is another one (R33).
+
+        What was verified by the old one is verified again.
+        """
+        with self._lock:
+            bundle = reach(self._trust.bundle)
+            if bundle == self._trust.bundle:
+                return False
+            self._trust = _Trust(bundle)
+            return True
+
+
+class _Trust:
+    """A bundle, and the grants that were verified by it."""
+
+    def __init__(self, bundle: TrustBundle) -> None:
+        self.bundle = bundle
+        self._known: dict[bytes, tuple[Grant, int]] = {}
+
+    def verify(self, token: str, now_us: int) -> Grant:
         key = sha256(token.encode(errors="surrogatepass")).digest()
         if key in self._known:
             grant, good_until = self._known[key]
-            if self._now_us() < good_until:
+            if now_us < good_until:
                 return grant
-        verified = tokens.verify(token, Grant.SCHEMA, self._bundle, self._now_us())
+        verified = tokens.verify(token, Grant.SCHEMA, self.bundle, now_us)
         grant = Grant.parse(verified.message)
-        if grant.audience != self._bundle.audience:
+        if grant.audience != self.bundle.audience:
             raise TokenRefusedError("WRONG_AUDIENCE", grant.audience)
         if len(self._known) >= _REMEMBERED:
             self._known.clear()

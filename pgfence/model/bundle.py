@@ -38,6 +38,8 @@ from pgfence.model.signature import is_usable_public_key, key_id, pae, raw_publi
 SCHEMA = "trustBundle.v1"
 PURPOSES = frozenset({"grant", "root", "status"})
 MAX_DOCUMENT = 65536
+#: How long before its end a bundle should be followed by another: people have to meet for that.
+RENEWAL_US = 30 * 24 * 60 * 60 * 1_000_000
 
 _PROBLEMS = {
     "DOCUMENT": "the document is not a canonical, valid trustBundle.v1",
@@ -151,6 +153,10 @@ class TrustBundle:
     def key(self, kid: str) -> TrustKey | None:
         """The key of that kid, whatever its purpose and window."""
         return next((key for key in self.keys if key.kid == kid), None)
+
+    def ends_soon(self, now_us: int) -> bool:
+        """Whether it is time to propose the next one, or past it."""
+        return now_us >= self.expires_at - RENEWAL_US
 
     @classmethod
     def parse(cls, document: str) -> Self:

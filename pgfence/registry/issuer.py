@@ -8,12 +8,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from psycopg.rows import tuple_row
 
 from pgfence import tokens
+from pgfence.client.database import monotonic
+from pgfence.client.protocol import introduce
+from pgfence.drivers.psycopg import run_on
 from pgfence.errors import TokenRefusedError, TrustRefusedError
 from pgfence.model.bundle import TrustBundle
 from pgfence.model.grant import Grant
 from pgfence.model.signature import key_id, raw_public_key
 
 Connection = psycopg.Connection[Any]
+
+#: The grants that wait, the bundle in force, and the database's clock in microseconds.
+_PENDING = """
+    select g.lease, g.message, b.digest,
+           (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::bigint
+      from pgfence_registry.unsigned_grants() with ordinality as g (lease, message, turn)
+     cross join pgfence.trust_bundle() as b
+     order by g.turn
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +46,27 @@ class Issuer:
     """Signs grants with one Ed25519 key, on connections that the caller gives.
 
     It decides nothing, and takes no lock: Ed25519 is deterministic, so two issuers with one key
-    give the same token, and the first to record it counts.
+    give the same token, and the first to record it counts. It signs only while its key is a valid
+    grant key of the trust bundle in force; it trusts the first bundle that it meets, and then what
+    follows from that (R33).
     """
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
+        self._bundle: TrustBundle | None = None
         self.kid = key_id(raw_public_key(key))
+
+    def meet(self, conn: Connection) -> tuple[TrustBundle, int]:
+        """The trust bundle in force and the database's clock, if this issuer's signatures count.
+
+        Raises `TrustRefusedError`, `BundleSplitError`, and what `introduce` raises.
+        """
+        trusted = self._bundle.digest if self._bundle else None
+        found = run_on(conn, introduce(monotonic, trusted))
+        now_us = round(found.server_time.timestamp() * 1_000_000)
+        self.check(found.bundle, now_us)
+        self._bundle = found.bundle
+        return found.bundle, now_us
 
     def check(self, bundle: TrustBundle, now_us: int) -> None:
         """Return if the guard accepts grants of this key at `now_us`, microseconds since the epoch.
@@ -67,9 +94,16 @@ class Issuer:
         """Sign every decided grant that waits for it.
 
         `conn` should be in autocommit: a signature counts, and wakes its worker, when it commits.
+        Raises what `meet` raises, and then signs nothing.
         """
-        pending = _rows(conn, "select lease, message from pgfence_registry.unsigned_grants()")
-        return [self._sign(conn, lease, message) for lease, message in pending]
+        pending = _rows(conn, _PENDING)
+        if pending:
+            *_, digest, now_us = pending[0]
+            if self._bundle is None or self._bundle.digest != digest:
+                self.meet(conn)
+            else:
+                self.check(self._bundle, now_us)
+        return [self._sign(conn, lease, message) for lease, message, *_ in pending]
 
     def _sign(self, conn: Connection, lease: str, message: str) -> Outcome:
         # What is signed is what this process understood, not whatever the table holds.

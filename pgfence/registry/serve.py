@@ -21,10 +21,8 @@ from psycopg.rows import tuple_row
 
 from pgfence import tokens
 from pgfence.client.database import monotonic
-from pgfence.client.protocol import introduce
-from pgfence.drivers.psycopg import run_on, time_limit
+from pgfence.drivers.psycopg import time_limit
 from pgfence.errors import NoWorkloadError, PgfenceError
-from pgfence.model.bundle import TrustBundle
 from pgfence.registry.issuer import Connection, Issuer
 
 _log = logging.getLogger("pgfence.registry")
@@ -53,9 +51,10 @@ def run(dsn: str, key_file: Path) -> None:
 def serve(dsn: str, issuer: Issuer, stop: threading.Event) -> None:
     """Sign until `stop` is set; connects again, with growing pauses, whenever it has to.
 
-    Refuses to start, and to go on after a lost connection, when the key is not a grant key of the
-    bundle in force (`TrustRefusedError`), the schema is not the one it was built for
-    (`SchemaVersionError`), or its role may not sign (`NoWorkloadError`).
+    Refuses to start, and to go on, when the key is no valid grant key of the bundle in force
+    (`TrustRefusedError`), when that bundle does not follow from the one before
+    (`BundleSplitError`), when the schema is not the one it was built for (`SchemaVersionError`),
+    or when its role may not sign (`NoWorkloadError`).
     """
     _event("started", kid=issuer.kid)
     pause = _FIRST_PAUSE
@@ -80,9 +79,7 @@ def _connected(dsn: str, issuer: Issuer) -> Iterator[Connection]:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         with time_limit(conn, _ANSWER):
-            found = run_on(conn, introduce(monotonic))
-            bundle = TrustBundle.parse(found.bundle_document)
-            issuer.check(bundle, round(found.server_time.timestamp() * 1_000_000))
+            bundle, now_us = issuer.meet(conn)
             conn.execute("listen pgfence_sign")
             try:
                 conn.execute("select from pgfence_registry.unsigned_grants() limit 0")
@@ -92,6 +89,13 @@ def _connected(dsn: str, issuer: Issuer) -> Iterator[Connection]:
                     f"grant pgfence_registry to {conn.info.user}"
                 ) from error
         _event("connected", kid=issuer.kid, bundle=bundle.version, audience=bundle.audience)
+        if bundle.ends_soon(now_us):
+            _event(
+                "the trust bundle ends soon",
+                logging.WARNING,
+                expires_at=datetime.fromtimestamp(bundle.expires_at / 1_000_000, UTC).isoformat(),
+                next_step="pgfence trust propose, sign and install",
+            )
         yield conn
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from pathlib import Path
 
 import psycopg
@@ -13,9 +14,10 @@ import pgfence
 from pgfence import errors, tokens
 from pgfence.registry import serve
 from pgfence.registry.issuer import Issuer
+from tests import rotation_cases as rotation
 from tests.faults.conftest import RESOURCE
 from tests.registry import registry_process
-from tests.support import Database, Keys, wait_until
+from tests.support import Database, Keys, make_bundle, rotate, wait_until
 
 GRANTS = "select fence_token, token is not null from pgfence_registry.grants order by fence_token"
 
@@ -145,6 +147,35 @@ def test_a_key_that_is_no_grant_key_of_the_bundle_is_refused(
         assert process.process.wait(20) != 0
         # A traceback follows the log line, so the lines are not all JSON.
         assert f"a {purpose} key of trust bundle 1" in process.log_file.read_text(encoding="utf-8")
+
+
+def test_r33_a_registry_whose_key_is_rotated_out_ends_with_a_word_and_without_a_signature(
+    database: Database, keys: Keys, key_file: Path, tmp_path: Path
+) -> None:
+    next_file = tmp_path / "next.key"
+    tokens.write_key(next_file, rotation.NEXT_GRANT_KEY)
+    second = rotation.with_next_grant_key(make_bundle(keys))
+    dsn, watch = database.dsn("registry"), database.connect()
+    with registry_process(dsn, key_file, tmp_path / "old.log") as old:
+        old.wait_for("connected")
+        rotate(database, second, keys.root)
+        worker = Waiting(database)
+        assert old.process.wait(30) != 0
+        assert "is no key of trust bundle 2" in old.log_file.read_text(encoding="utf-8")
+        assert watch.execute(GRANTS).fetchall() == [(1, False)]
+    with registry_process(dsn, next_file, tmp_path / "next.log") as following:
+        assert worker.join() == [1]
+        assert not following.events("the trust bundle ends soon")
+
+
+def test_a_registry_says_that_the_trust_bundle_ends_soon(
+    database: Database, keys: Keys, key_file: Path, tmp_path: Path
+) -> None:
+    tomorrow = int(time.time() + 86400) * 1_000_000
+    rotate(database, rotation.after(make_bundle(keys), expires_at=tomorrow), keys.root)
+    with registry_process(database.dsn("registry"), key_file, tmp_path / "log") as process:
+        process.wait_for("the trust bundle ends soon")
+        assert process.events("connected")
 
 
 def test_a_message_that_is_no_grant_is_not_signed_and_holds_nobody_up(

@@ -10,8 +10,9 @@ import pgfence
 from pgfence import errors, tokens
 from pgfence.model.grant import Grant
 from pgfence.registry.issuer import Issuer
-from tests.support import Database, Keys, make_bundle
-from tests.token_cases import NOW
+from tests import rotation_cases as rotation
+from tests.support import Database, Keys, make_bundle, rotate
+from tests.token_cases import NOW, SECOND, trust_key
 from tests.workers import Worker, as_owner
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -95,3 +96,62 @@ def test_r5_a_key_that_is_not_valid_now_is_refused(keys: Keys) -> None:
     Issuer(keys.grant).check(bundle, bundle.expires_at - 1)
     with pytest.raises(errors.TrustRefusedError, match="not valid now"):
         Issuer(keys.grant).check(bundle, bundle.expires_at)
+
+
+UNSIGNED = "select from pgfence_registry.grants where token is null"
+
+
+def test_r33_a_key_that_was_rotated_out_signs_nothing_any_more(
+    database: Database, keys: Keys
+) -> None:
+    issuer, conn = Issuer(keys.grant), database.connect("registry")
+    worker = Worker.login(database, keys, "worker_a")
+    worker.ask("before")
+    assert len(issuer.sign_pending(conn)) == 1
+
+    second = rotation.with_next_grant_key(make_bundle(keys))
+    rotate(database, second, keys.root)
+    assert issuer.sign_pending(conn) == []  # nobody waits: nothing to say
+    worker.ask("after")
+    for _ in range(2):
+        with pytest.raises(errors.TrustRefusedError, match="is no key of trust bundle 2"):
+            issuer.sign_pending(conn)
+    assert len(conn.execute("select from pgfence_registry.unsigned_grants()").fetchall()) == 1
+
+    (signed,) = Issuer(rotation.NEXT_GRANT_KEY).sign_pending(conn)
+    assert signed.recorded
+
+
+def test_r33_a_key_whose_window_has_ended_signs_nothing_any_more(
+    database: Database, keys: Keys
+) -> None:
+    issuer, conn = Issuer(keys.grant), database.connect("registry")
+    issuer.meet(conn)
+    first = make_bundle(keys)
+    ended = trust_key(keys.grant, "grant", 0, SECOND)
+    trusted = [ended if key.purpose == "grant" else key for key in first.keys]
+    rotate(database, rotation.after(first, keys=tuple(trusted)), keys.root)
+    Worker.login(database, keys, "worker_a").ask(RESOURCE)
+    with pytest.raises(errors.TrustRefusedError, match="not valid now"):
+        issuer.sign_pending(conn)
+
+
+def test_r33_an_issuer_trusts_what_follows_from_the_bundle_that_it_met(
+    database: Database, keys: Keys
+) -> None:
+    issuer, conn = Issuer(keys.grant), database.connect("registry")
+    worker = Worker.login(database, keys, "worker_a")
+    issuer.meet(conn)
+    second = rotation.after(make_bundle(keys), lowest_epoch=2)
+    rotate(database, second, keys.root)
+    worker.ask("followed")
+    assert len(issuer.sign_pending(conn)) == 1
+
+    as_owner(database, "update pgfence.trust_bundles set signatures = '{}'")
+    worker.ask("unsigned")
+    assert len(issuer.sign_pending(conn)) == 1  # it has followed already
+    late = Issuer(keys.grant)
+    late._bundle = make_bundle(keys)
+    worker.ask("late")
+    with pytest.raises(errors.BundleSplitError, match="does not follow from bundle 1"):
+        late.sign_pending(conn)

@@ -24,6 +24,7 @@ from pgfence.client.protocol import (
     Work,
 )
 from pgfence.model.lease import Ownership, State
+from tests import rotation_cases as rotation
 
 _T = TypeVar("_T")
 REQUEST = protocol.Request("req-1", "invoice/1", "settle", "sha256:" + "0" * 64, "", 9000)
@@ -423,6 +424,40 @@ def test_a_database_without_trust_bundle_says_what_to_do() -> None:
     with pytest.raises(errors.TrustRefusedError) as caught:
         Script(one(protocol.SCHEMA_VERSION), [[]]).run(protocol.introduce(lambda: 0.0))
     assert caught.value.next_step == "Run: pgfence trust init"
+
+
+CHAIN = [[(1, rotation.FIRST.document, []), (2, rotation.SECOND_BUNDLE.document, rotation.signed(
+    rotation.SECOND_BUNDLE.document, rotation.ALICE, rotation.BOB))]]  # fmt: skip
+
+
+def test_r33_the_chain_is_asked_for_again_on_a_new_connection() -> None:
+    script = Script(LOST, CHAIN)
+    assert script.run(protocol.follow(rotation.FIRST)) == rotation.SECOND_BUNDLE
+    assert script.names() == ["trust_chain", "Reopen", "trust_chain"]
+
+
+@pytest.mark.parametrize("replies", [[failed("57014")], [LOST, failed("57P01", lost=True)]])
+def test_r33_a_chain_that_does_not_come_is_an_error_and_no_split(replies: list[Failed]) -> None:
+    with pytest.raises(RuntimeError):
+        Script(*replies).run(protocol.follow(rotation.FIRST))
+
+
+@pytest.mark.parametrize(
+    ("chain", "says"),
+    [
+        ([[]], "does not have"),
+        ([[(1, rotation.SECOND_BUNDLE.document, [])]], "another trust bundle 1"),
+        ([CHAIN[0][1:]], "another trust bundle 1"),
+        ([[*CHAIN[0], (3, rotation.SECOND_BUNDLE.document, [])]], "bundle 3 does not follow"),
+        ([[CHAIN[0][0], (2, "{}", [])]], "bundle 2 does not follow"),
+        ([[CHAIN[0][0], (2, rotation.SECOND_BUNDLE.document, [])]], "bundle 2 does not follow"),
+    ],
+)
+def test_r33_a_chain_that_does_not_begin_or_go_on_as_it_must_is_a_split(
+    chain: Any, says: str
+) -> None:
+    with pytest.raises(errors.BundleSplitError, match=says):
+        Script(chain).run(protocol.follow(rotation.FIRST))
 
 
 def test_r54_in_a_caller_s_transaction_a_refusal_is_returned_and_nothing_is_ended() -> None:
