@@ -156,7 +156,7 @@ def prepare(server: Server) -> Stage:
                 conn.execute(
                     sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(role))
                 )
-        install_first_bundle(conn, DATABASE, keys, valid_days=30)
+        install_first_bundle(conn, DATABASE, keys, valid_days=365)
         conn.execute("select pgfence.add_workload('worker-a', 'worker_a')")
         conn.execute("select pgfence.add_workload('worker-b', 'worker_b')")
     for schema in RESOURCES:
