@@ -6,6 +6,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform pgfence._owner_only();
     delete from pgfence.workload_roles as w where w.role_name = p_role;
     if not found then
         return false;

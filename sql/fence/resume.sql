@@ -9,6 +9,7 @@ as $$
 declare
     v_fence pgfence.fences;
 begin
+    perform pgfence._owner_only();
     if p_resource is null or p_reason is null then
         perform pgfence._raise('INVALID_ARGUMENT', 'resume: an argument is NULL',
             'Pass the resource, and a reason, which may be empty.', 'R37');

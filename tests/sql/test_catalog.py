@@ -81,6 +81,14 @@ CASES = [
         "pgfence._planted()",
     ),
     Case(
+        "what only the owner may call asks who calls, for a restore may lose the privileges",
+        f"{FUNCTIONS} p.prosecdef and p.prorettype <> 'trigger'::regtype and not {EXECUTE} true)"
+        " and p.prosrc not like '%begin\n    perform pgfence._owner_only();%'",
+        "revoke execute on function pgfence.find_receipt(text, text, bigint)"
+        " from pgfence_app, pgfence_auditor",
+        "pgfence.find_receipt(text,text,bigint)",
+    ),
+    Case(
         "protect runs with the rights of the table's owner, who calls it",
         f"{FUNCTIONS} p.proname = 'protect' and p.prosecdef",
         "alter function pgfence.protect(regclass, text) security definer",

@@ -63,9 +63,10 @@ class Copy(embedded.Server):
         super().stop(mode)
 
     def execute(self, query: str, *parameters: Any) -> Any:
-        """One statement as superuser; the first column of its row."""
+        """One statement as superuser; the first column of its row, if it answers one."""
         with psycopg.connect(self.dsn(DATABASE), autocommit=True) as conn:
-            row = conn.execute(query, parameters).fetchone()
+            cursor = conn.execute(query, parameters)
+            row = cursor.fetchone() if cursor.description else None
         return row[0] if row else None
 
     def wait_until_promoted(self) -> None:

@@ -8,6 +8,7 @@ as $$
 declare
     v_workload text;
 begin
+    perform pgfence._owner_only();
     if p_workload is null or not pgfence._is_identifier(p_workload) then
         perform pgfence._raise('INVALID_ARGUMENT', pg_catalog.format('workload %L is not an ID', p_workload),
             'Use 1 to 255 printable ASCII characters without space, double quote or backslash.', 'R6');

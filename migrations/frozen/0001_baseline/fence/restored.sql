@@ -9,6 +9,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform pgfence._owner_only();
     if p_reason is null or p_above is null or p_above not between 0 and 4503599627370496 then
         perform pgfence._raise('INVALID_ARGUMENT',
             case when p_reason is null or p_above is null then 'restored: an argument is NULL'

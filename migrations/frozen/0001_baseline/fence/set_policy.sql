@@ -12,6 +12,7 @@ declare
     v_generation bigint;
     v_class text;
 begin
+    perform pgfence._owner_only();
     if p_prefix is null or (p_prefix <> '' and not pgfence._is_identifier(p_prefix)) then
         perform pgfence._raise('INVALID_ARGUMENT',
             pg_catalog.format('policy prefix %L is not the beginning of a resource ID', p_prefix),

@@ -15,6 +15,7 @@ declare
     v_problem   text;
     v_key       bytea;
 begin
+    perform pgfence._owner_only();
     if p_document is null or p_signatures is null then
         perform pgfence._raise('INVALID_ARGUMENT', 'a trust bundle needs a document and signatures',
             'pgfence trust propose and pgfence trust sign make them.', 'R31');
