@@ -46,7 +46,7 @@ def protect(
 
 @reported
 def unprotect(table: _Table, dsn: Dsn = "", as_json: Json = False) -> None:
-    """Take the guard off a table. Who did it, and when, stands in pgfence.protection_changes.
+    """Take the guard off a table. Who did it, and when, stands in pgfence.journal.
 
     As the table's owner, in pgfence_app, and not as a workload. Waits for open transactions that
     have written the table; nobody uses it meanwhile.

@@ -1,4 +1,4 @@
--- Takes the guard off a table, and leaves a line in pgfence.protection_changes. Waits for every open
+-- Takes the guard off a table, and leaves a line in pgfence.journal. Waits for every open
 -- transaction that has written the table, so what the guard let in is guarded to its COMMIT; nobody
 -- reads or writes the table until this transaction is over. Leases and fences stay as they are.
 create function pgfence.unprotect(p_table regclass)

@@ -86,15 +86,12 @@ def test_r26_workload_that_has_come_to_own_the_table_cannot_hide_that_the_guard_
 
 
 FORGETTING = (
-    "delete from pgfence.protection_changes",
-    "truncate pgfence.protection_changes",
-    "update pgfence.protection_changes set changed_by = 'nobody'",
+    "delete from pgfence.journal",
+    "truncate pgfence.journal",
+    "update pgfence.journal set session_role = 'nobody'",
     "truncate pgfence.protected_tables",
 )
-INVENTING = (
-    "insert into pgfence.protection_changes (change, protected_table, table_oid, template)"
-    " values ('PROTECTED', 'x', 1, 'x')"
-)
+INVENTING = "insert into pgfence.journal (action, reason, detail) values ('PROTECTED', '', '{}')"
 REPLICA = "set session_replication_role = replica"
 ATTEMPTS = [
     *((role, "42501", "", s) for role in ("billing_owner", "worker_b") for s in FORGETTING),
@@ -115,7 +112,7 @@ def test_r26_trace_cannot_be_removed_or_invented(
     statement: str,
 ) -> None:
     take_off(owner)
-    lines = "select * from pgfence.protection_changes order by change_id"
+    lines = "select * from pgfence.journal order by entry"
     before = run(database.connect(), lines).fetchall()
     conn = database.connect("dba" if role == "pgfence_owner" else role)
     if first:
@@ -131,7 +128,7 @@ def test_r26_member_of_pgfence_owner_who_removes_the_record_by_hand_leaves_a_lin
     dba = database.connect("dba")
     run(dba, "set role pgfence_owner")
     run(dba, "delete from pgfence.protected_tables")
-    lines = "select change, changed_by from pgfence.protection_changes order by change_id"
+    lines = "select action, session_role from pgfence.journal order by entry"
     assert run(database.connect("auditor"), lines).fetchall() == [
         ("PROTECTED", "billing_owner"),
         ("UNPROTECTED", "dba"),

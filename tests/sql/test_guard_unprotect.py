@@ -31,7 +31,9 @@ LEFT = (
     " (select count(*) from pg_proc where proname ~ '^_guard_[0-9]+$'),"
     " (select count(*) from pgfence.protected_tables)"
 )
-CHANGES = "select change, protected_table, template, changed_by from pgfence.protection_changes"
+CHANGES = (
+    "select action, detail ->> 'table', detail ->> 'template', session_role from pgfence.journal"
+)
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_r26_protecting_and_unprotecting_leave_a_line_each(
     unprotect(owner, "invoices")
     protect(owner, "invoices", "other/{batch_date}")
     auditor = database.connect("auditor")
-    assert run(auditor, f"{CHANGES} order by change_id").fetchall() == [
+    assert run(auditor, f"{CHANGES} order by entry").fetchall() == [
         ("PROTECTED", "public.invoices", TEMPLATE, "billing_owner"),
         ("UNPROTECTED", "public.invoices", TEMPLATE, "billing_owner"),
         ("PROTECTED", "public.invoices", "other/{batch_date}", "billing_owner"),
@@ -169,5 +171,5 @@ def test_r26_record_of_a_dropped_table_is_removed_by_a_member_of_pgfence_owner(
         unprotect(owner, oid)
     unprotect(database.connect("dba"), oid)
     assert run(database.connect(), LEFT).fetchone() == (0, 0, 0)
-    (line,) = run(database.connect("auditor"), f"{CHANGES} where change_id > 1").fetchall()
+    (line,) = run(database.connect("auditor"), f"{CHANGES} where entry > 1").fetchall()
     assert line == ("UNPROTECTED", oid, TEMPLATE, "dba")

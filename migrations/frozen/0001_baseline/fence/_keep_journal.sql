@@ -1,11 +1,13 @@
--- Refuses to change or forget a line of the journal, also to the owner role.
+-- Refuses to change or forget a line of the journal, also to the owner role, and to empty a table whose
+-- changes it notes row by row.
 create function pgfence._keep_journal()
 returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform pgfence._raise('CLOSED_TABLE', pg_catalog.format('%s on pgfence.journal: what was done is never forgotten', tg_op),
+    perform pgfence._raise('CLOSED_TABLE',
+        pg_catalog.format('%s on %I.%I: what was done is never forgotten', tg_op, tg_table_schema, tg_table_name),
         'Lines of the journal are only added, by pgfence itself.', 'R26');
     return null;
 end

@@ -1,4 +1,4 @@
--- Writes the line of protection_changes for a change of protected_tables.
+-- Every change of protected_tables leaves a line in the journal, whoever makes it and however.
 create function pgfence._record_protection()
 returns trigger
 language plpgsql
@@ -6,12 +6,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     if tg_op <> 'INSERT' then
-        insert into pgfence.protection_changes (change, protected_table, table_oid, template)
-        values ('UNPROTECTED', old.protected_table::text, old.protected_table, old.template);
+        insert into pgfence.journal (action, reason, detail) values ('UNPROTECTED', '', jsonb_build_object(
+            'table', old.protected_table::text, 'oid', old.protected_table::oid::bigint, 'template', old.template));
     end if;
     if tg_op <> 'DELETE' then
-        insert into pgfence.protection_changes (change, protected_table, table_oid, template)
-        values ('PROTECTED', new.protected_table::text, new.protected_table, new.template);
+        insert into pgfence.journal (action, reason, detail) values ('PROTECTED', '', jsonb_build_object(
+            'table', new.protected_table::text, 'oid', new.protected_table::oid::bigint, 'template', new.template));
     end if;
     return null;
 end
@@ -20,9 +20,14 @@ $$;
 revoke all on function pgfence._record_protection() from public;
 -- next statement
 comment on function pgfence._record_protection() is
-    'Trigger: notes in protection_changes who protected or unprotected a table (R26).';
+    'Trigger: notes in the journal who protected or unprotected a table (R26).';
 -- next statement
 create trigger record_protection after insert or delete or update of protected_table, template on pgfence.protected_tables
     for each row execute function pgfence._record_protection();
 -- next statement
+create trigger keep_protections before truncate on pgfence.protected_tables
+    for each statement execute function pgfence._keep_journal();
+-- next statement
 alter table pgfence.protected_tables enable always trigger record_protection;
+-- next statement
+alter table pgfence.protected_tables enable always trigger keep_protections;
