@@ -402,17 +402,14 @@ def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
         )
     left = yield from _work()
-    unknown = errors.MutationUnknownError(
-        segment.resource, segment.operation_root, segment.number, segment.payload_digest
-    )
     if left is Left.ENDED:
-        raise unknown
+        raise _unknown(segment)
     try:
         yield Commit()
     except Failed as failed:
         if failed.sqlstate in _ENDED_BY_TIMEOUT or not failed.lost:
             _not_written(failed)
-        raise unknown from failed.__cause__
+        raise _unknown(segment) from failed.__cause__
     return verdict
 
 
@@ -460,6 +457,12 @@ def _work() -> Steps[Left]:
 def _roll_back() -> Steps[None]:
     with suppress(Failed):
         yield Rollback()
+
+
+def _unknown(segment: Segment) -> errors.MutationUnknownError:
+    return errors.MutationUnknownError(
+        segment.resource, segment.operation_root, segment.number, segment.payload_digest
+    )
 
 
 def _not_written(failed: Failed) -> NoReturn:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel, RawCursor, conninfo, sql
@@ -32,7 +32,7 @@ from pgfence.client.protocol import (
 
 Connection = psycopg.Connection[Any]
 _T = TypeVar("_T")
-_LEFT = {
+_LEFT: dict[int, Left] = {
     TransactionStatus.IDLE: Left.ENDED,
     TransactionStatus.INTRANS: Left.OPEN,
     TransactionStatus.INERROR: Left.ABORTED,
@@ -85,7 +85,7 @@ class Session:
             self._work = None
             if self._transaction is not None or (
                 self._conn is not None
-                and self._conn.info.transaction_status != TransactionStatus.IDLE
+                and self._conn.pgconn.transaction_status != TransactionStatus.IDLE
             ):
                 self.close()
 
@@ -97,9 +97,18 @@ class Session:
             self._conn = None
 
     def _perform(self, step: Step) -> object:
+        try:
+            return self._carry_out(step)
+        except psycopg.Error as error:
+            _report(error, lost=self._conn is None or self._conn.closed)
+
+    def _carry_out(self, step: Step) -> object:
         match step:
+            case Batch(within=None):
+                return self._batch(self._open(), step)
             case Batch():
-                with self._connection() as conn, time_limit(conn, step.within):
+                conn = self._open()
+                with time_limit(conn, step.within):
                     return self._batch(conn, step)
             case Work():
                 return self._call_work()
@@ -110,23 +119,15 @@ class Session:
             case Listen(channel):
                 # A session that is used again hears of its present request only.
                 listen = sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel))
-                with self._connection() as conn:
-                    conn.execute(listen)
+                self._open().execute(listen)
             case Wait(seconds):
-                with self._connection() as conn:
-                    return next(conn.notifies(timeout=seconds, stop_after=1), None)
+                return next(self._open().notifies(timeout=seconds, stop_after=1), None)
             case Sleep(seconds):
                 self.nap(seconds)
             case Reopen():
                 self.close()
                 self._open()
         return None
-
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        conn = self._open()
-        with _reported(conn):
-            yield conn
 
     def _open(self) -> Connection:
         if self._conn is None or self._conn.closed:
@@ -141,7 +142,7 @@ class Session:
                     prepare_threshold=self._prepare_threshold,
                 )
             except psycopg.Error as error:
-                raise _failed(error, lost=True) from error
+                _report(error, lost=True)
             self._conn.isolation_level = IsolationLevel.READ_COMMITTED
         return self._conn
 
@@ -150,11 +151,7 @@ class Session:
         # work function. In pipeline mode entering and leaving it only queue the commands.
         transaction = psycopg.Transaction(conn)
         try:
-            with _pipeline(conn):
-                transaction.__enter__()
-                cursors = _send(conn, batch)
-                if not batch.begin:
-                    transaction.__exit__(None, None, None)
+            rows = _round_trip(conn, batch, transaction)
         except psycopg.Error:
             if batch.begin:
                 transaction.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
@@ -164,27 +161,25 @@ class Session:
             raise
         if batch.begin:
             self._transaction = transaction
-        return [cursor.fetchall() for cursor in cursors]
+        return rows
 
     def _call_work(self) -> Left:
         conn, work = self._conn, self._work
         assert conn is not None  # noqa: S101 - a Batch came before
         assert work is not None  # noqa: S101 - run() was called with one
-        with _reported(conn):
-            work(conn)
-            left = _LEFT.get(conn.info.transaction_status)
-            if left is None:
-                raise psycopg.OperationalError("the connection was lost before COMMIT")
+        work(conn)
+        left = _LEFT.get(conn.pgconn.transaction_status)
+        if left is None:
+            raise psycopg.OperationalError("the connection was lost before COMMIT")
         return left
 
     def _commit(self) -> None:
-        conn, transaction, self._transaction = self._conn, self._transaction, None
-        if conn is None or transaction is None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is None:
             raise Failed("the connection was lost before COMMIT", lost=True)
-        with _reported(conn):
-            transaction.__exit__(None, None, None)
-            if transaction.status is not psycopg.Transaction.Status.COMMITTED:
-                raise psycopg.OperationalError("the connection was lost before COMMIT")
+        transaction.__exit__(None, None, None)
+        if transaction.status is not psycopg.Transaction.Status.COMMITTED:
+            raise psycopg.OperationalError("the connection was lost before COMMIT")
 
     def _roll_back(self) -> None:
         transaction, self._transaction = self._transaction, None
@@ -207,33 +202,36 @@ def run_on(conn: Connection, steps: Steps[_T]) -> _T:
 
     def perform(step: Step) -> object:
         assert isinstance(step, Batch)  # noqa: S101 - nothing else is the driver's to do here
-        with _reported(conn):
-            with _pipeline(conn):
-                cursors = _send(conn, step)
-            return [cursor.fetchall() for cursor in cursors]
+        try:
+            return _round_trip(conn, step)
+        except psycopg.Error as error:
+            _report(error, lost=conn.closed)
 
     return run(steps, perform)
 
 
-def _send(conn: Connection, batch: Batch) -> list[RawCursor[Row]]:
-    """Queue the calls of a batch; psycopg prepares them as the connection's owner wishes."""
-    return [
-        RawCursor(conn, row_factory=tuple_row).execute(call.sql, call.parameters)
-        for call in batch.calls
-    ]
+def _round_trip(
+    conn: Connection, batch: Batch, transaction: psycopg.Transaction | None = None
+) -> list[list[Row]]:
+    """Send the calls of a batch together, psycopg's pipeline mode; the rows of each.
 
-
-@contextmanager
-def _pipeline(conn: Connection) -> Iterator[None]:
-    """psycopg's pipeline mode, with an interrupt (Ctrl-C, SystemExit) seen for what it is.
-
-    An interrupt between two results leaves psycopg unable to leave pipeline mode, and its complaint
-    about that would hide the interrupt. Such a connection is of no more use.
+    `transaction` begins in the same round trip, and ends in it unless the batch leaves it open.
+    psycopg prepares the calls as the connection's owner wishes.
     """
     try:
         with conn.pipeline():
-            yield
+            if transaction is not None:
+                transaction.__enter__()
+            cursors: list[RawCursor[Row]] = [
+                RawCursor(conn, row_factory=tuple_row).execute(call.sql, call.parameters)
+                for call in batch.calls
+            ]
+            if transaction is not None and not batch.begin:
+                transaction.__exit__(None, None, None)
     except BaseException as error:
+        # An interrupt (Ctrl-C, SystemExit) between two results leaves psycopg unable to leave
+        # pipeline mode, and its complaint about that would hide the interrupt. Such a connection
+        # is of no more use.
         interrupt: BaseException | None = error
         while isinstance(interrupt, Exception):
             interrupt = interrupt.__context__
@@ -241,32 +239,25 @@ def _pipeline(conn: Connection) -> Iterator[None]:
             raise
         conn.close()
         raise interrupt from None
+    return [cursor.fetchall() for cursor in cursors]
 
 
-@contextmanager
-def _reported(conn: Connection) -> Iterator[None]:
-    """Turn psycopg's errors into the protocol's report."""
-    try:
-        yield
-    except psycopg.Error as error:
-        # Of a pipeline psycopg sometimes reports the last error, which the first one caused.
-        while isinstance(error, psycopg.errors.PipelineAborted) and isinstance(
-            error.__context__, psycopg.Error
-        ):
-            error = error.__context__
-        raise _failed(error, lost=conn.closed) from error
-
-
-def _failed(error: psycopg.Error, *, lost: bool) -> Failed:
+def _report(error: psycopg.Error, *, lost: bool) -> NoReturn:
+    """Turn an error of psycopg's into the protocol's report."""
+    # Of a pipeline psycopg sometimes reports the last error, which the first one caused.
+    while isinstance(error, psycopg.errors.PipelineAborted) and isinstance(
+        error.__context__, psycopg.Error
+    ):
+        error = error.__context__
     diag = error.diag
-    return Failed(
+    raise Failed(
         diag.message_primary or str(error),
         lost=lost or diag.severity_nonlocalized in ("FATAL", "PANIC"),
         sqlstate=error.sqlstate,
         detail=diag.message_detail,
         hint=diag.message_hint,
         rule=diag.constraint_name,
-    )
+    ) from error
 
 
 @contextmanager

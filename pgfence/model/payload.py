@@ -9,6 +9,8 @@ from hashlib import sha256
 
 from pgfence.errors import PayloadError
 
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
 
 def payload_text(value: object) -> str:
     """The text that `fenced_apply` gets for `value`.
@@ -24,7 +26,7 @@ def payload_text(value: object) -> str:
             )
     else:
         _check(value, "payload")
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = _json(value)
     try:
         text.encode()
     except UnicodeEncodeError as error:
