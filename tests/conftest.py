@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,25 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "roles and log belong to the whole server: no -n with PGFENCE_TEST_DSN"
         )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have counted: `record_property("counts", {"table": …, column: value, …})`."""
+    tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for name, row in report.user_properties:
+                if name == "counts":
+                    tables[row["table"]].append(row)
+    for table, rows in tables.items():
+        terminalreporter.section(f"counts: {table}")
+        columns = [column for column in rows[0] if column != "table"]
+        sums = ["total", *(str(sum(row[column] for row in rows)) for column in columns[1:])]
+        lines = [columns, *([str(row[column]) for column in columns] for row in rows), sums]
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        for first, *others in lines:
+            cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+            terminalreporter.write_line("  ".join([first.ljust(widths[0]), *cells]))
 
 
 @pytest.fixture(scope="session")

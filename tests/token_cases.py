@@ -25,6 +25,9 @@ from pgfence.model.status import StatusProof
 VECTORS = Path(__file__).parent / "vectors"
 GOLDEN: dict[str, Any] = json.loads((VECTORS / "pgfence_golden.json").read_text())
 PASETO: dict[str, Any] = json.loads((VECTORS / "paseto_v4.json").read_text())
+#: Those of v4.public that verify, and those that must fail (there is one of v4.public among them).
+PASETO_GOOD = [test for test in PASETO["tests"] if test["name"].startswith("4-S-")]
+PASETO_BAD = [test for test in PASETO["tests"] if test["expect-fail"]]
 WYCHEPROOF: dict[str, Any] = json.loads((VECTORS / "wycheproof_ed25519.json").read_text())
 
 GRANT, STATUS = Grant.SCHEMA, StatusProof.SCHEMA
@@ -79,6 +82,12 @@ BUNDLE = TrustBundle(
     expires_at=END - SECOND,
 )
 SIGNATURES = [sign_bundle(BUNDLE.document, key) for key in ROOT_KEYS[:2]]
+
+
+def vector_counts(of: str, tried: int, wrong: int) -> dict[str, str | int]:
+    """A row of the table of vectors that the summary of a run shows."""
+    return {"table": "vectors", "of": of, "cases": tried, "as expected": tried - wrong}
+
 
 Verdict = tuple[str | None, str | None]
 GOOD: Verdict = (None, None)
@@ -412,19 +421,6 @@ def message_cases() -> list[Case]:
             for messages, verdict in ((status_good, GOOD), (status_bad, MESSAGE))
             for name, message in messages.items()
         ),
-    ]
-
-
-def bit_flips() -> list[str]:
-    """The golden grant with one bit of one character flipped: every bit of every character.
-
-    A character of which the highest bit is set becomes one outside ASCII. A flip to NUL, which no
-    text in PostgreSQL can hold, does not occur: no character of a token is one bit from it.
-    """
-    return [
-        TOKEN[:i] + chr(ord(TOKEN[i]) ^ 1 << bit) + TOKEN[i + 1 :]
-        for i in range(len(TOKEN))
-        for bit in range(8)
     ]
 
 

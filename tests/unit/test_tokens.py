@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -77,13 +77,6 @@ def test_r5_token_gets_the_verdict_of_the_table(case: cases.Case) -> None:
     assert cases.python_verdict(case.token, case.schema, case.now) == case.verdict
 
 
-def test_r5_no_flipped_bit_is_accepted() -> None:
-    verdicts = Counter(
-        cases.python_verdict(token, cases.GRANT, cases.NOW)[0] for token in cases.bit_flips()
-    )
-    assert set(verdicts) == {"MALFORMED", "UNKNOWN_KEY", "BAD_SIGNATURE"}
-
-
 def test_r5_flipped_bit_of_the_message_is_a_bad_signature() -> None:
     for i in range(len(cases.BODY)):
         changed = cases.BODY[:i] + bytes([cases.BODY[i] ^ 1]) + cases.BODY[i + 1 :]
@@ -97,35 +90,33 @@ def test_r3_token_with_a_character_that_no_text_holds_is_malformed(character: st
     assert cases.python_verdict(token, cases.GRANT, cases.NOW) == cases.ENVELOPE
 
 
-@pytest.mark.parametrize(
-    "test", [t for t in cases.PASETO["tests"] if "secret-key-seed" in t], ids=lambda t: t["name"]
-)
-def test_r2_paseto_v4_public_vectors(test: dict[str, str]) -> None:
-    key = cases.private_key(test["secret-key-seed"])
-    header, parts = "v4.public.", test["token"].split(".")
-    if test["name"].startswith("4-F"):
-        assert cases.python_verdict(test["token"], cases.GRANT, cases.NOW) == cases.ENVELOPE
-        return
-    body = cases.from_base64url(parts[2])
-    signed = signature.pae(
-        [
-            header.encode(),
-            test["payload"].encode(),
-            test["footer"].encode(),
-            test["implicit-assertion"].encode(),
-        ]
-    )
-    assert body == test["payload"].encode() + key.sign(signed)
-    assert signature.verify(bytes.fromhex(test["public-key"]), signed, body[-64:])
+def test_r2_paseto_v4_public_vectors(record_property: Callable[[str, object], None]) -> None:
+    for test in cases.PASETO_GOOD:
+        payload = test["payload"].encode()
+        pieces = ["v4.public.", test["payload"], test["footer"], test["implicit-assertion"]]
+        signed = signature.pae([piece.encode() for piece in pieces])
+        body = cases.from_base64url(test["token"].split(".")[2])
+        key = cases.private_key(test["secret-key-seed"])
+        assert body == payload + key.sign(signed), test["name"]
+        assert signature.verify(bytes.fromhex(test["public-key"]), signed, body[-64:])
+    for test in cases.PASETO_BAD:
+        verdict = cases.python_verdict(test["token"], cases.GRANT, cases.NOW)
+        assert verdict == cases.ENVELOPE, test["name"]
+    count = len(cases.PASETO_GOOD + cases.PASETO_BAD)
+    record_property("counts", cases.vector_counts("PASETO v4.public, Python", count, 0))
 
 
-@pytest.mark.parametrize("group", cases.WYCHEPROOF["testGroups"])
-def test_r2_wycheproof_signatures(group: dict[str, object]) -> None:
-    public_key = bytes.fromhex(group["publicKey"]["pk"])  # type: ignore[index]
-    for test in group["tests"]:  # type: ignore[attr-defined]
-        message, signed = bytes.fromhex(test["msg"]), bytes.fromhex(test["sig"])
-        valid = signature.verify(public_key, message, signed)
-        assert valid == (test["result"] == "valid"), test["tcId"]
+def test_r2_wycheproof_signatures(record_property: Callable[[str, object], None]) -> None:
+    wrong, count = [], 0
+    for group in cases.WYCHEPROOF["testGroups"]:
+        public_key = bytes.fromhex(group["publicKey"]["pk"])
+        for test in group["tests"]:
+            message, signed = bytes.fromhex(test["msg"]), bytes.fromhex(test["sig"])
+            count += 1
+            if signature.verify(public_key, message, signed) != (test["result"] == "valid"):
+                wrong.append(test["tcId"])
+    record_property("counts", cases.vector_counts("Wycheproof Ed25519, Python", count, len(wrong)))
+    assert (wrong, count) == ([], cases.WYCHEPROOF["numberOfTests"])
 
 
 def test_r2_public_keys_of_small_order_are_not_usable() -> None:

@@ -37,7 +37,7 @@ begin
     v_known.grant_claims := pgfence._parse_grant(v_message);
     if (v_known.grant_claims).schema is null then
         v_known.refused := 'MALFORMED';
-        v_known.reason := 'CLAIMS';
+        v_known.reason := 'MESSAGE';
         v_known.explanation := 'the signed message is not a canonical lockGrant.v1';
         v_known.grant_digest := null;
     end if;
