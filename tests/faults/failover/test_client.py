@@ -1,0 +1,78 @@
+"""The Python client goes through a failover: it is told, acquires again, and goes on (R39, R47)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pgfence
+from pgfence import errors
+from tests.faults.failover.clusters import DATABASE, Copy, Standby
+from tests.registry import registry
+from tests.support import Database, Keys, TestServer
+
+RESOURCE = "invoice-batch/2026-07-19"
+
+
+def either(*servers: Copy) -> Database:
+    """The database on whichever of the servers takes writes, as libpq finds it."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    password = servers[0].password
+    return Database(
+        TestServer(f"postgresql://postgres:{password}@{hosts}/?target_session_attrs=read-write"),
+        DATABASE,
+    )
+
+
+def test_r39_a_worker_goes_on_after_a_failover_without_an_operator(
+    primary: Copy, standby: Standby, keys: Keys
+) -> None:
+    database = either(primary, standby)
+    written: list[int] = []
+
+    def settle(page: int) -> Any:
+        def work(tx: Any) -> None:
+            tx.execute(
+                "insert into ledger select %s, highest_fence, last_segment"
+                " from pgfence.position(%s)",
+                [RESOURCE, RESOURCE],
+            )
+            written.append(page)
+
+        return work
+
+    with (
+        registry(database, keys),
+        pgfence.connect(database.dsn("worker_a")) as fence,
+    ):
+        with fence.hold(RESOURCE, operation="settle", ttl=120) as lease:
+            lease.apply(1, settle(1))
+            lease.apply(2, settle(2))
+            standby.catch_up()
+            standby.cut()
+            lease.apply(3, settle(3))  # acknowledged by the primary, and lost with it
+            primary.stop("immediate")
+            standby.promote()
+            with pytest.raises(errors.RebindRequiredError):
+                lease.apply(4, settle(4))
+        assert written == [1, 2, 3]
+
+        at = fence.position(RESOURCE)
+        assert at.last_segment == 2
+        with fence.hold(
+            RESOURCE,
+            operation="settle",
+            ttl=120,
+            continues_root=at.operation_root or "",
+        ) as again:
+            assert again.fence_token > lease.fence_token + 2**32
+            for page in (3, 4):
+                again.apply(page, settle(page))
+        assert fence.position(RESOURCE).total_segments == 4
+        with pytest.raises(errors.PgfenceError):
+            lease.apply(5, settle(5))
+    assert written == [1, 2, 3, 3, 4]
+    receipts = standby.execute("select count(*) from pgfence.receipts")
+    assert receipts == standby.execute("select count(*) from ledger") == 4
+    database.close()
