@@ -12,7 +12,8 @@ import pytest
 from pgfence import embedded
 from tests.faults.failover.clusters import Copy, Standby
 from tests.faults.failover.history import ACCEPTING, Held, Side, twice
-from tests.support import Keys
+from tests.support import Keys, wait_until
+from tests.workers import in_background
 
 RUNS = int(os.environ.get("PGFENCE_PROMOTIONS", "20"))
 SEED = int(os.environ.get("PGFENCE_SEED", "20260719"))
@@ -159,6 +160,68 @@ def test_r39_a_standby_of_a_promoted_standby_is_another_database_again(
         held.append(taken)
         previous = taken.fence_token
     side.assert_whole()
+
+
+def wait_for_standby(primary: Copy) -> None:
+    """Let the primary acknowledge only what a standby has."""
+    with psycopg.connect(primary.dsn(), autocommit=True) as conn:
+        conn.execute("alter system set synchronous_standby_names = '*'")
+        conn.execute("select pg_reload_conf()")
+    wait_until(
+        lambda: (
+            primary.execute("select count(*) from pg_stat_replication where sync_state = 'sync'")
+            == 1
+        ),
+        "the standby is synchronous",
+        timeout=60,
+    )
+
+
+def test_with_synchronous_replication_every_acknowledged_segment_is_there_after_the_failover(
+    primary: Copy, standby: Standby, keys: Keys
+) -> None:
+    wait_for_standby(primary)
+    old = Side(primary.database, keys)
+    held = old.acquire("worker_a", "r")
+    assert held
+    assert [old.apply(held) for _ in range(20)] == ["ACCEPTED"] * 20
+    primary.stop("immediate")
+    standby.promote()
+    assert standby.execute("select count(*) from pgfence.receipts") == 20
+    assert Side(standby.database, keys).apply(held) == "REBIND_REQUIRED"
+
+
+def test_a_wait_for_the_standby_that_is_cancelled_acknowledges_what_only_the_primary_has(
+    primary: Copy, standby: Standby, keys: Keys
+) -> None:
+    """PostgreSQL's own exception, as the page about failover says."""
+    wait_for_standby(primary)
+    old = Side(primary.database, keys)
+    held = old.acquire("worker_a", "r")
+    assert held
+    standby.cut()
+    worker = old.worker("worker_a")
+    warnings: list[str] = []
+    worker.conn.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    applied = in_background(lambda: old.apply(held))
+    with psycopg.connect(primary.dsn(), autocommit=True) as conn:
+        wait_until(
+            lambda: (
+                conn.execute(
+                    "select pg_cancel_backend(pid) from pg_stat_activity"
+                    " where pid = %s and wait_event = 'SyncRep'",
+                    [worker.pid],
+                ).fetchone()
+                is not None
+            ),
+            "the COMMIT waits for the standby",
+            timeout=60,
+        )
+    assert applied.result() == "ACCEPTED"
+    assert any("canceling wait for synchronous replication" in w for w in warnings)
+    standby.promote()
+    assert standby.execute("select count(*) from pgfence.receipts") == 0
+    assert primary.execute("select count(*) from pgfence.receipts") == 1
 
 
 @pytest.mark.timeout(60 + 30 * RUNS)
