@@ -37,6 +37,7 @@ GOALS: dict[str, tuple[str, float] | None] = {
 PARTS = {
     "throughput": measure.throughput,
     "wal": measure.wal,
+    "functions": measure.functions,
     "client": measure.client,
     "verification": measure.verification,
     "bulk": measure.bulk,
@@ -96,11 +97,15 @@ def arguments() -> argparse.Namespace:
 
 
 def show(figures: Figures) -> None:
-    """Two tables in Markdown: the figures of the file, and what is behind them."""
-    print("\n| figure | median | min | max | goal | |\n|---|---:|---:|---:|---|---|")
-    for name, goal in GOALS.items():
-        if name in figures:
-            print(f"| {name} | {numbers(figures[name])} | {judged(figures[name], goal)} |")
+    """Two tables in Markdown: the figures of the file with their goals, and what is behind them."""
+    judged = [
+        f"| {name} | {numbers(figures[name])} | {judgement(figures[name], goal)} |"
+        for name, goal in GOALS.items()
+        if name in figures
+    ]
+    if judged:
+        print("\n| figure | median | min | max | goal | |\n|---|---:|---:|---:|---|---|")
+        print("\n".join(judged))
     print("\n| behind them | median | min | max |\n|---|---:|---:|---:|")
     for name, figure in figures.items():
         if name not in GOALS:
@@ -113,7 +118,7 @@ def numbers(figure: Figure) -> str:
     return " | ".join(f"{n:,.{digits}f}" for n in (figure.median, figure.min, figure.max))
 
 
-def judged(figure: Figure, goal: tuple[str, float] | None) -> str:
+def judgement(figure: Figure, goal: tuple[str, float] | None) -> str:
     """Two cells: the goal, and whether the median reaches it."""
     if goal is None:
         return "|"

@@ -72,7 +72,7 @@ def wal(template: support.Database, sizes: Sizes, say: Say) -> Figures:
     database = setting.copy_of(template, "wal")
     setting.grant(database, ["batch/0"])
     conn = database.connect()
-    count = 10 * sizes.segments
+    count = sizes.segments
 
     def way(script: str) -> Callable[[], float]:
         def written() -> float:
@@ -86,6 +86,37 @@ def wal(template: support.Database, sizes: Sizes, say: Say) -> Figures:
     in_turn("WAL, to warm up", "bytes", ways, 1, say)
     bytes_each = in_turn("WAL", "bytes", ways, sizes.rounds, say)
     return {f"{name}_wal_bytes": Figure.of(rounds) for name, rounds in bytes_each.items()}
+
+
+def functions(template: support.Database, sizes: Sizes, say: Say) -> Figures:
+    """Microseconds that each function called for a segment takes by itself, with the SQL in it.
+
+    Being measured makes each a little slower.
+    """
+    database = setting.copy_of(template, "functions")
+    setting.grant(database, ["batch/0"])
+    conn = database.connect()
+    conn.execute("alter database functions set track_functions = 'pl'")
+    taken: dict[str, list[float]] = {}
+    for number in range(sizes.rounds):
+        conn.execute("select pg_stat_reset()")
+        pgbench(database, "apply", 1, f"--time={sizes.seconds}")
+        support.wait_until(
+            lambda: one(
+                conn, "select count(*) = 0 from pg_stat_activity where usename = %s", [WORKER]
+            ),
+            "the session is gone, and has reported what it did",
+        )
+        rows = conn.execute(
+            "select f.funcname, 1000 * f.self_time / a.calls"
+            "  from pg_stat_user_functions as f, pg_stat_user_functions as a"
+            " where a.funcname = 'fenced_apply' and f.calls >= a.calls"
+        ).fetchall()
+        for name, microseconds in rows:
+            taken.setdefault(name, []).append(microseconds)
+        say(f"functions {number + 1}/{sizes.rounds}")
+    order = sorted(taken, key=lambda name: -statistics.median(taken[name]))
+    return {f"{name}_us": Figure.of(taken[name]) for name in order}
 
 
 def client(template: support.Database, sizes: Sizes, say: Say) -> Figures:
