@@ -287,7 +287,7 @@ class MutationUnknownError(PgfenceError):
 
 
 class BundleSplitError(PgfenceError):
-    """The database's trust bundle is not the one that this client trusts; nothing was written."""
+    """The database's trust bundle does not follow from ours; nothing was written."""
 
     code = CODES["BUNDLE_SPLIT"]
 

@@ -1,5 +1,6 @@
-"""The first trust bundle of a database: which public keys its guard accepts from then on (R31)."""
+"""The trust bundle of a database: what is in force, and putting the next one in force (R31)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,17 +8,18 @@ import psycopg
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from psycopg.rows import tuple_row
 
-from pgfence.model.bundle import TrustBundle, TrustKey, sign_bundle
+from pgfence.model.bundle import TrustBundle, TrustKey
+from pgfence.model.proposal import NO_END, Proposal, first_proposal
 from pgfence.model.signature import raw_public_key
 
 Connection = psycopg.Connection[Any]
 
-_DAY_US = 24 * 60 * 60 * 1_000_000
+DAY_US = 24 * 60 * 60 * 1_000_000
 
 
 @dataclass(frozen=True)
 class TrustKeys:
-    """The private keys behind a first bundle, one for each purpose.
+    """The private keys behind a first bundle of one person, one for each purpose.
 
     root signs bundles and nothing else, grant signs grants (the registry process needs it), status
     signs status proofs.
@@ -28,11 +30,42 @@ class TrustKeys:
     status: Ed25519PrivateKey
 
 
-def installed_version(conn: Connection) -> int | None:
-    """Version of the bundle in force; None if there is none."""
+def in_force(conn: Connection) -> TrustBundle | None:
+    """The trust bundle in force; None if there is none."""
     with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        row = cursor.execute("select version from pgfence.trust_bundle()").fetchone()
-    return row[0] if row else None
+        row = cursor.execute("select document from pgfence.trust_bundle()").fetchone()
+    return TrustBundle.parse(row[0]) if row else None
+
+
+def now_us(conn: Connection) -> int:
+    """The database's clock, microseconds since the epoch."""
+    return int(
+        _one(conn, "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::bigint")
+    )
+
+
+def issuer_epoch(conn: Connection) -> int:
+    """The epoch of new grants: every grant that exists has it, or a lower one."""
+    return int(_one(conn, "select issuer_epoch from pgfence.configuration"))
+
+
+def trusted_key(purpose: str, public_key: bytes, not_before: int) -> TrustKey:
+    """A key for a bundle, without an end of its own. Raises `InvalidArgumentError`."""
+    return TrustKey(
+        purpose=purpose, public_key=public_key, not_before=not_before, expires_at=NO_END
+    )
+
+
+def install_bundle(conn: Connection, proposal: Proposal) -> None:
+    """Put a proposal in force, on a connection of a member of pgfence_owner.
+
+    Raises `TrustRefusedError`, as an error of psycopg; then nothing was changed.
+    """
+    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
+        cursor.execute(
+            "select pgfence.install_trust_bundle($1, $2)",
+            (proposal.bundle.document, list(proposal.signatures)),
+        )
 
 
 def install_first_bundle(
@@ -40,40 +73,29 @@ def install_first_bundle(
 ) -> TrustBundle:
     """Make, sign and install version 1, on a connection of a member of pgfence_owner.
 
-    audience: the name under which grants are issued for this database, an ID. The bundle and its
-    keys are valid from now on the database's clock for `valid_days` days.
+    audience: the name under which grants are issued for this database, an ID. The bundle is valid
+    from now on the database's clock for `valid_days` days.
 
-    Raises `InvalidArgumentError`, and `TrustRefusedError` if a bundle is installed already.
+    Raises `InvalidArgumentError`, and as an error of psycopg `TrustRefusedError` if a bundle is
+    installed already.
     """
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        row = cursor.execute(
-            "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::bigint"
-        ).fetchone()
-        assert row is not None  # noqa: S101 - a select without from has one row
-        bundle = _bundle(audience, keys, issued_at=row[0], expires_at=row[0] + valid_days * _DAY_US)
-        cursor.execute(
-            "select pgfence.install_trust_bundle($1, $2)",
-            (bundle.document, [sign_bundle(bundle.document, keys.root)]),
-        )
-    return bundle
-
-
-def _bundle(audience: str, keys: TrustKeys, *, issued_at: int, expires_at: int) -> TrustBundle:
-    trusted = [
-        TrustKey(
-            purpose=purpose,
-            public_key=raw_public_key(key),
-            not_before=issued_at,
-            expires_at=expires_at,
-        )
-        for purpose, key in (("root", keys.root), ("grant", keys.grant), ("status", keys.status))
-    ]
-    return TrustBundle(
-        version=1,
-        audience=audience,
-        keys=tuple(sorted(trusted, key=lambda key: key.kid)),
-        lowest_epoch=1,
-        root_threshold=1,
-        issued_at=issued_at,
-        expires_at=expires_at,
+    now = now_us(conn)
+    private: Sequence[tuple[str, Ed25519PrivateKey]] = (
+        ("root", keys.root), ("grant", keys.grant), ("status", keys.status)
+    )  # fmt: skip
+    proposal = first_proposal(
+        audience,
+        [trusted_key(purpose, raw_public_key(key), now) for purpose, key in private],
+        threshold=1,
+        now_us=now,
+        expires_at=now + valid_days * DAY_US,
     )
+    install_bundle(conn, proposal.sign(keys.root, now))
+    return proposal.bundle
+
+
+def _one(conn: Connection, query: str) -> Any:
+    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
+        row = cursor.execute(query).fetchone()
+    assert row is not None  # noqa: S101 - a select without from, or of the one row
+    return row[0]

@@ -1,4 +1,4 @@
-"""pgfence keys new"""
+"""pgfence keys new, public"""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,8 +27,26 @@ def new(
     """Make a private key, in a file that only you may read."""
     key = Ed25519PrivateKey.generate()
     tokens.write_key(path, key)
-    public_key = raw_public_key(key)
     if as_json:
-        print_json({"path": path, "kid": key_id(public_key), "public_key": public_key.hex()})
+        print_json(_document(path, key))
     else:
-        console().print(f"{path}: new key, kid {key_id(public_key)}", soft_wrap=True)
+        console().print(f"{path}: new key, kid {key_id(raw_public_key(key))}", soft_wrap=True)
+
+
+@app.command()
+@reported
+def public(
+    path: Annotated[Path, typer.Argument(help="The file of a private key.")],
+    as_json: Json = False,
+) -> None:
+    """Print the public key of a key file: what you give to others."""
+    key = tokens.load_key(path)
+    if as_json:
+        print_json(_document(path, key))
+    else:
+        print(raw_public_key(key).hex())
+
+
+def _document(path: Path, key: Ed25519PrivateKey) -> dict[str, object]:
+    public_key = raw_public_key(key)
+    return {"path": path, "kid": key_id(public_key), "public_key": public_key.hex()}

@@ -119,9 +119,8 @@ class TrustBundle:
         kids = [key.kid for key in self.keys]
         require(kids == sorted(set(kids)), "order of keys")
         require(is_integer(self.lowest_epoch), "lowest_epoch")
-        roots = sum(key.purpose == "root" for key in self.keys)
         require(
-            is_integer(self.root_threshold, least=1) and self.root_threshold <= roots,
+            is_integer(self.root_threshold, least=1) and self.root_threshold <= len(self.roots),
             "root_threshold",
         )
         require(is_integer(self.issued_at), "issued_at")
@@ -154,6 +153,11 @@ class TrustBundle:
         """The key of that kid, whatever its purpose and window."""
         return next((key for key in self.keys if key.kid == kid), None)
 
+    @property
+    def roots(self) -> tuple[TrustKey, ...]:
+        """The root keys, whatever their windows."""
+        return tuple(key for key in self.keys if key.purpose == "root")
+
     def ends_soon(self, now_us: int) -> bool:
         """Whether it is time to propose the next one, or past it."""
         return now_us >= self.expires_at - RENEWAL_US
@@ -168,7 +172,7 @@ class TrustBundle:
                     return bundle
         except (ValueError, TypeError, KeyError, InvalidArgumentError):
             pass
-        raise _refused("DOCUMENT")
+        raise refused("DOCUMENT")
 
     @classmethod
     def _of(cls, claims: dict[str, Any]) -> Self:
@@ -210,7 +214,7 @@ def verify_next_bundle(
         before, bundle, signatures, now_us
     )
     if problem:
-        raise _refused(problem)
+        raise refused(problem)
     return bundle
 
 
@@ -259,8 +263,8 @@ def roots_at(roots_of: TrustBundle, signed: TrustBundle, now_us: int) -> dict[st
     first, last = sorted((signed.issued_at, now_us))
     return {
         key.kid: key.public_key
-        for key in roots_of.keys
-        if key.purpose == "root" and key.not_before <= first and last < key.expires_at
+        for key in roots_of.roots
+        if key.not_before <= first and last < key.expires_at
     }
 
 
@@ -297,7 +301,8 @@ def _signed(document: str) -> bytes:
     return pae([SCHEMA.encode(), document.encode()])
 
 
-def _refused(problem: str) -> TrustRefusedError:
+def refused(problem: str) -> TrustRefusedError:
+    """The error for a problem of the list above."""
     return TrustRefusedError(
         f"the trust bundle is refused: {_PROBLEMS[problem]}", {"problem": problem}, rule="R31"
     )

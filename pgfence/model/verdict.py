@@ -32,7 +32,7 @@ _TABLE = (
     Code(
         "UNKNOWN_KEY", "PF102", "UnknownKeyError", "R5",
         "no valid grant key of the trust bundle signed this token",
-        "Acquire again; if it stays, compare the registry's key with the installed trust bundle.",
+        "Acquire again; if it stays, compare the registry's key with pgfence trust show.",
     ),
     Code(
         "BAD_SIGNATURE", "PF103", "BadSignatureError", "R5",
@@ -183,8 +183,8 @@ _TABLE = (
     ),
     Code(
         "BUNDLE_SPLIT", None, "BundleSplitError", "R33",
-        "the database's trust bundle is not the one that this client trusts",
-        "Compare both digests with the people who hold the root keys; nothing was written.",
+        "the database's trust bundle does not follow from the one that this client trusts",
+        "Ask the people who hold the root keys which digest is right; nothing was written.",
     ),
     Code(
         "ACQUIRE_TIMEOUT", None, "AcquireTimeoutError", "R36",

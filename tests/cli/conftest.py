@@ -34,11 +34,16 @@ Pgfence = Callable[..., Said]
 
 @pytest.fixture
 def pgfence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
-    """Runs a command on a database as a role: pgfence("refusals", on=database, role="auditor")."""
+    """Runs a command on a database as a role: pgfence("refusals", on=database, role="auditor").
 
-    def run(*arguments: object, on: Database | None = None, role: str = "dba") -> Said:
+    typed: what somebody types when it asks.
+    """
+
+    def run(
+        *arguments: object, on: Database | None = None, role: str = "dba", typed: str = ""
+    ) -> Said:
         monkeypatch.setenv("PGFENCE_DSN", on.dsn(role) if on else "")
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=typed)
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Said(result.exit_code, result.stdout, result.stderr)
