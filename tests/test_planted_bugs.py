@@ -149,6 +149,19 @@ BUGS = {
         "tests/sql/test_two_speeds.py"
         "::test_r6_another_role_of_the_same_workload_is_checked_for_itself",
     ),
+    "a new trust bundle leaves what was remembered": Bug(
+        "trust/install_trust_bundle.sql",
+        "v_bundle.lowest_epoch),\n           version = c.version + 1;",
+        "v_bundle.lowest_epoch);",
+        "tests/sql/test_rotation_sql.py::test_r4_a_remembered_verification_does_not_outlive_its_key",
+    ),
+    "the quorum of the bundle in force is not asked": Bug(
+        "trust/_bundle_problem.sql",
+        "if p_before.schema is not null\n       and",
+        "if false and",
+        "tests/sql/test_rotation_sql.py"
+        "::test_r31_r32_next_bundle_gets_the_answer_of_the_table[only the new quorum]",
+    ),
     "a promoted standby is not noticed": Bug(
         "fence/_is_recorded_database.sql",
         " and i.timeline = p_configuration.timeline\n",
