@@ -29,3 +29,7 @@ create trigger keep_configuration before delete on pgfence.configuration
     for each row execute function pgfence._keep_floor_rising();
 create trigger keep_configurations before truncate on pgfence.configuration
     for each statement execute function pgfence._keep_floor_rising();
+
+alter table pgfence.configuration enable always trigger keep_floor_rising;
+alter table pgfence.configuration enable always trigger keep_configuration;
+alter table pgfence.configuration enable always trigger keep_configurations;

@@ -33,3 +33,9 @@ create trigger keep_configuration before delete on pgfence.configuration
 -- next statement
 create trigger keep_configurations before truncate on pgfence.configuration
     for each statement execute function pgfence._keep_floor_rising();
+-- next statement
+alter table pgfence.configuration enable always trigger keep_floor_rising;
+-- next statement
+alter table pgfence.configuration enable always trigger keep_configuration;
+-- next statement
+alter table pgfence.configuration enable always trigger keep_configurations;
