@@ -4,6 +4,7 @@ import typer
 
 from pgfence.cli import (
     demo,
+    doctor,
     keys,
     migrate,
     protect,
@@ -34,6 +35,7 @@ app.command()(protect.unprotect)
 app.command()(protect.protected)
 app.command()(receipts.receipts)
 app.command()(refusals.refusals)
+app.command()(doctor.doctor)
 app.command()(resume.resume)
 app.command()(restored.restored)
 

@@ -15,6 +15,8 @@ import psycopg
 import pytest
 
 from pgfence import install, tokens
+from pgfence.audit import checks
+from pgfence.audit.doctor import Check, Severity
 from pgfence.cli import app
 from pgfence.model.signature import key_id, raw_public_key
 from tests import support
@@ -416,6 +418,78 @@ def test_restored_ends_the_grants_of_before(pgfence: Pgfence, database: Database
     said = pgfence("restored", "--reason", "disk snapshot", on=database).out
     assert said.startswith("grants below issuer epoch 3 are refused from now on\nnew fence tokens")
     assert pgfence("restored", "--above", -1, on=database).exit_code == 2
+
+
+# doctor
+
+
+@pytest.mark.rule("R26")
+def test_doctor_names_what_weakens_the_fence_and_exits_with_1(
+    pgfence: Pgfence, database: Database
+) -> None:
+    owner = database.connect("billing_owner")
+    owner.execute("create table invoices (batch_date date)")
+    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch_date}')")
+    owner.execute("alter table invoices disable trigger pgfence_guard_update")
+    said = pgfence("doctor", "--json", on=database, role="auditor")
+    assert said.exit_code == 1
+    (broken,) = (f for f in said.document["findings"] if f["code"] == "GUARD_NOT_WHOLE")
+    mend = "select pgfence.protect('public.invoices', 'invoice-batch/{batch_date}');"
+    assert broken == {
+        "code": "GUARD_NOT_WHOLE",
+        "severity": "error",
+        "object": "public.invoices",
+        "reason": "public.invoices: a trigger of the guard is missing, disabled, not ENABLE ALWAYS,"
+        " or was changed",
+        "sql": [mend],
+        "run_as": "billing_owner",
+        "step": None,
+    }
+    assert said.document["unseen"] == []
+    text = pgfence("doctor", on=database, role="auditor").out
+    assert f"  mend it as role billing_owner:\n    {mend}\n" in text
+    assert text.splitlines()[-1] == (
+        f"{len(said.document['findings'])} found, {said.document['checks']} checks made"
+    )
+
+
+@pytest.mark.rule("R26")
+def test_doctor_says_what_the_role_may_not_see_and_exits_with_1(
+    pgfence: Pgfence, database: Database
+) -> None:
+    said = pgfence("doctor", on=database, role="worker_a")
+    assert said.exit_code == 1
+    assert "not seen  TABLE_OWNER: permission denied for table workload_roles\n" in said.out
+    assert "A role in pgfence_auditor sees everything.\n" in said.out
+
+
+@pytest.mark.rule("R26")
+@pytest.mark.parametrize(("severity", "exit_code"), [("note", 0), ("warning", 1), ("error", 1)])
+def test_doctor_exits_with_0_where_there_are_notes_alone(
+    pgfence: Pgfence,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    severity: str,
+    exit_code: int,
+) -> None:
+    check = Check(
+        "A_CODE",
+        Severity(severity),
+        "",
+        "select 'it' as object",
+        "{object} is odd",
+        (),
+        step="Look.",
+    )
+    monkeypatch.setattr(checks, "CHECKS", [check])
+    said = pgfence("doctor", on=database, role="auditor")
+    assert said.exit_code == exit_code
+    assert said.out == (
+        f"{severity:<8}  A_CODE  it\n  it is odd\n  Look.\n\n1 found, 1 checks made\n"
+    )
+    monkeypatch.setattr(checks, "CHECKS", [])
+    nothing = pgfence("doctor", on=database, role="auditor")
+    assert (nothing.exit_code, nothing.out) == (0, "nothing found, 0 checks made\n")
 
 
 # errors
