@@ -126,7 +126,7 @@ def client(template: support.Database, sizes: Sizes, say: Say) -> Figures:
     without the client's look in four, as one would write it at first.
     """
     database = setting.copy_of(template, "client")
-    bare = database.connect(WORKER)
+    bare = database.connect(WORKER, autocommit=False)  # BEGIN goes out with what comes first
     one_way, other_way = (
         support.issue(database, WORKER, f"batch/{n}", ttl_ms=setting.TTL_MS) for n in (0, 1)
     )
@@ -134,19 +134,17 @@ def client(template: support.Database, sizes: Sizes, say: Say) -> Figures:
 
     def by_sql() -> None:
         with bare.pipeline():
-            bare.execute("begin")
             look = bare.execute("select * from pgfence_registry.look(%s)", [one_way.lease])
             apply = bare.execute(APPLY, [one_way.token, next(one_number), PAYLOAD])
         look.fetchone()
         apply.fetchone()
         bare.execute(UPDATE, [0])
-        bare.execute("commit")
+        bare.commit()
 
     def one_by_one() -> None:
-        bare.execute("begin")
         bare.execute(APPLY, [other_way.token, next(other_number), PAYLOAD]).fetchone()
         bare.execute(UPDATE, [1])
-        bare.execute("commit")
+        bare.commit()
 
     with (
         registry(database, support.make_keys()),

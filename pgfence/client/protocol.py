@@ -21,7 +21,6 @@ import logging
 import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from math import inf
@@ -151,8 +150,7 @@ class Request(NamedTuple):
     ttl_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A row of type `pgfence_registry.answer`, and when the question was sent."""
 
     asked_at: float

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -69,6 +69,8 @@ class Session:
         self._parameters = conninfo.conninfo_to_dict(dsn)
         self._prepare_threshold = prepare_threshold
         self._conn: Connection | None = None
+        #: The connection's, kept because making one costs as much as running a statement with it.
+        self._cursors: list[RawCursor[Row]] = []
         self._transaction: psycopg.Transaction | None = None
         self._work: Callable[[Connection], object] | None = None
         #: Seconds that connecting may take, where the DSN does not say; libpq takes at least two.
@@ -132,6 +134,7 @@ class Session:
     def _open(self) -> Connection:
         if self._conn is None or self._conn.closed:
             self._transaction = None
+            self._cursors = []
             try:
                 parameters: dict[str, Any] = {
                     "connect_timeout": max(2, round(self.connect_timeout))
@@ -150,8 +153,10 @@ class Session:
         # A Transaction and no BEGIN of our own: psycopg then refuses commit() and rollback() of the
         # work function. In pipeline mode entering and leaving it only queue the commands.
         transaction = psycopg.Transaction(conn)
+        count = len(batch.calls)
+        self._cursors += [_cursor(conn) for _ in range(len(self._cursors), count)]
         try:
-            rows = _round_trip(conn, batch, transaction)
+            rows = _round_trip(conn, batch, self._cursors[:count], transaction)
         except psycopg.Error:
             if batch.begin:
                 transaction.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
@@ -203,29 +208,34 @@ def run_on(conn: Connection, steps: Steps[_T]) -> _T:
     def perform(step: Step) -> object:
         assert isinstance(step, Batch)  # noqa: S101 - nothing else is the driver's to do here
         try:
-            return _round_trip(conn, step)
+            return _round_trip(conn, step, [_cursor(conn) for _ in step.calls])
         except psycopg.Error as error:
             _report(error, lost=conn.closed)
 
     return run(steps, perform)
 
 
+def _cursor(conn: Connection) -> RawCursor[Row]:
+    return RawCursor(conn, row_factory=tuple_row)
+
+
 def _round_trip(
-    conn: Connection, batch: Batch, transaction: psycopg.Transaction | None = None
+    conn: Connection,
+    batch: Batch,
+    cursors: Sequence[RawCursor[Row]],
+    transaction: psycopg.Transaction | None = None,
 ) -> list[list[Row]]:
     """Send the calls of a batch together, psycopg's pipeline mode; the rows of each.
 
-    `transaction` begins in the same round trip, and ends in it unless the batch leaves it open.
-    psycopg prepares the calls as the connection's owner wishes.
+    cursors: one for each call. `transaction` begins in the same round trip, and ends in it unless
+    the batch leaves it open. psycopg prepares the calls as the connection's owner wishes.
     """
     try:
         with conn.pipeline():
             if transaction is not None:
                 transaction.__enter__()
-            cursors: list[RawCursor[Row]] = [
-                RawCursor(conn, row_factory=tuple_row).execute(call.sql, call.parameters)
-                for call in batch.calls
-            ]
+            for call, cursor in zip(batch.calls, cursors, strict=True):
+                cursor.execute(call.sql, call.parameters)
             if transaction is not None and not batch.begin:
                 transaction.__exit__(None, None, None)
     except BaseException as error:

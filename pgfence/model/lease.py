@@ -76,8 +76,7 @@ class Ownership:
         current = self.at(now)
         if asked_at < self.asked_at or State.HELD not in MOVES[current.state] | {current.state}:
             return current
-        held = replace(current, state=State.HELD, asked_at=asked_at, deadline=asked_at + remaining)
-        return held.at(now)
+        return type(self)(State.HELD, asked_at + remaining, asked_at).at(now)
 
     def doubted(self, now: float) -> Self:
         """A question got no answer (R42)."""

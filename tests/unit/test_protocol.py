@@ -41,7 +41,7 @@ def failed(sqlstate: str, *, lost: bool = False) -> Failed:
 
 
 def answer(state: str, **fields: Any) -> tuple[Any, ...]:
-    names = protocol.Answer.__slots__[1:]
+    names = protocol.Answer._fields[1:]
     return tuple(({"state": state} | fields).get(name) for name in names)
 
 
