@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from pgfence import embedded
@@ -28,6 +29,12 @@ _SETTINGS: dict[str, str | int] = {
     "log_line_prefix": "%m [%p] %q%u@%d ",
 }
 _numbers = itertools.count(1)
+
+# How long an example takes is for the machine to say.
+hypothesis.settings.register_profile(
+    "pgfence", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("pgfence")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and every process that
 # they start would inherit that; some tests are about being interrupted.

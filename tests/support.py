@@ -24,6 +24,9 @@ from pgfence.model.bundle import TrustBundle, TrustKey, sign_bundle
 from pgfence.model.grant import Grant
 from pgfence.model.signature import raw_public_key
 
+#: Seconds until what has not come counts as missing; a machine under load is slow, not wrong.
+PATIENCE = 60.0
+
 AUDIENCE = "billing"
 ROLE_PASSWORD = "only for tests"
 LOGIN_ROLES = ("dba", "billing_owner", "worker_a", "worker_b", "registry", "auditor", "outsider")
@@ -301,7 +304,7 @@ def _one(conn: psycopg.Connection[Any], query: str, parameters: list[Any]) -> An
     return _row(conn, query, parameters)[0]
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, timeout: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, timeout: float = PATIENCE) -> None:
     """Return when condition() is true; fail naming `what` when it is not within timeout seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -311,7 +314,7 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout: float = 10.
 
 
 def wait_until_blocked(
-    conn: psycopg.Connection[Any], pid: int, *, timeout: float = 10.0
+    conn: psycopg.Connection[Any], pid: int, *, timeout: float = PATIENCE
 ) -> list[int]:
     """Return when backend `pid` waits for a lock; the backends that hold it up.
 
@@ -330,7 +333,7 @@ def wait_until_blocked(
 
 
 def wait_until_state(
-    conn: psycopg.Connection[Any], pid: int, state: str | None, *, timeout: float = 10.0
+    conn: psycopg.Connection[Any], pid: int, state: str | None, *, timeout: float = PATIENCE
 ) -> None:
     """Return when pg_stat_activity shows backend `pid` in `state`; None: when it has ended."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support import Database, Keys, wait_until, wait_until_blocked, wait_until_state
+from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_blocked, wait_until_state
 from tests.workers import Worker, as_owner, fence_row, forge, grant_of, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -103,7 +103,7 @@ def test_r20_owner_that_overstays_in_a_transaction_is_found_and_ended(
     wait_until_blocked(observer, rival.pid)
     assert registry.execute(OVERDUE).fetchall() == [(worker.pid, RESOURCE)]
     observer.execute("select pg_terminate_backend(%s)", [worker.pid])
-    assert future.result(10).state == "SIGNING"
+    assert future.result(PATIENCE).state == "SIGNING"
     assert registry.execute(OVERDUE).fetchall() == []
     assert fence_row(database, RESOURCE).highest_fence == 0
 
@@ -125,9 +125,9 @@ def test_r20_owner_that_waits_for_something_else_meanwhile_is_found_too(
     wait_until_blocked(observer, rival.pid)
     assert database.connect("registry").execute(OVERDUE).fetchall() == [(worker.pid, RESOURCE)]
     observer.execute("select pg_terminate_backend(%s)", [worker.pid])
-    assert future.result(10).state == "SIGNING"
+    assert future.result(PATIENCE).state == "SIGNING"
     with pytest.raises(psycopg.OperationalError):
-        stuck.result(10)
+        stuck.result(PATIENCE)
 
 
 def test_r20_control_owner_whose_lease_runs_is_never_found(
@@ -141,7 +141,7 @@ def test_r20_control_owner_whose_lease_runs_is_never_found(
     wait_until_blocked(observer, twin.pid)
     assert database.connect("registry").execute(OVERDUE).fetchall() == []
     worker.conn.execute("commit")
-    assert future.result(10).verdict == "ACCEPTED"
+    assert future.result(PATIENCE).verdict == "ACCEPTED"
 
 
 @pytest.mark.parametrize("savepoint", [False, True])
@@ -197,7 +197,7 @@ def test_r20_prepared_transaction_that_holds_up_a_successor_is_shown_without_a_s
     wait_until_blocked(observer, rival.pid)
     assert database.connect("registry").execute(OVERDUE).fetchall() == [(None, RESOURCE)]
     worker.conn.execute(f"rollback prepared '{database.name}'")
-    assert future.result(10).state == "SIGNING"
+    assert future.result(PATIENCE).state == "SIGNING"
 
 
 PAST_OWNER = {
@@ -253,7 +253,7 @@ def test_r36_withdrawal_that_commits_while_the_request_is_asked_again_is_final(
     wait_until_blocked(observer, worker.pid)
     holder.release(held.lease)
     twin.conn.execute("commit")
-    assert future.result(10).state == "WITHDRAWN"
+    assert future.result(PATIENCE).state == "WITHDRAWN"
     assert fence_row(database, RESOURCE).issued_fence == held.fence_token
 
 
@@ -267,7 +267,7 @@ def test_r34_one_grant_for_a_request_that_is_asked_twice_at_once(
     future = in_background(lambda: worker.ask(RESOURCE, "mine"))
     wait_until_blocked(observer, worker.pid)
     twin.conn.execute("commit")
-    again = future.result(10)
+    again = future.result(PATIENCE)
     assert (again.state, again.lease) == ("RELEASED", first.lease)
     assert fence_row(database, RESOURCE).issued_fence == 1
 

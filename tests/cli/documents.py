@@ -104,7 +104,7 @@ class Psql:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=support.PATIENCE)
         os.close(self._terminal)
 
 

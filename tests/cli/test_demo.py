@@ -20,7 +20,7 @@ import pytest
 from examples import make_invoices
 from pgfence import demo, embedded
 from tests.cli.documents import ROOT
-from tests.support import fast_folder, unavailable, wait_until
+from tests.support import PATIENCE, fast_folder, unavailable, wait_until
 
 PROGRAM = [sys.executable, "-c", "from pgfence.cli import main; main()", "demo"]
 
@@ -70,7 +70,7 @@ def test_the_demo_shows_the_stale_write_land_and_then_refused(scratch: Path) -> 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=4 * PATIENCE,
     )
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
@@ -111,7 +111,7 @@ def test_the_demo_shows_the_stale_write_land_and_then_refused(scratch: Path) -> 
 
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30)
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True)
 
 
 def test_an_ordinary_user_sees_the_demo_in_a_file_without_control_codes(scratch: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_ordinary_user_sees_the_demo_in_a_file_without_control_codes(scratch:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=4 * PATIENCE,
         **ordinary_user(),
     )
     said = result.stdout
@@ -151,8 +151,8 @@ def test_a_demo_that_is_killed_leaves_no_stopped_worker_and_no_server(scratch: P
     process, stopped, server = started(scratch)
     process.kill()
     process.communicate()
-    wait_until(partial(is_gone, stopped), "the stopped worker has ended", timeout=30)
-    wait_until(partial(is_gone, server), "the server has ended", timeout=30)
+    wait_until(partial(is_gone, stopped), "the stopped worker has ended")
+    wait_until(partial(is_gone, server), "the server has ended")
     wait_until(lambda: not list(scratch.glob("pgfence-*/data/*")), "the data is deleted")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pgfence.embedded import Server
 from tests.cli.documents import ROOT, Block, blocks, program, psql_program
 from tests.registry import registry
-from tests.support import Database, Keys, fast_folder
+from tests.support import PATIENCE, Database, Keys, fast_folder
 
 PAGE = ROOT / "docs" / "quickstart.md"
 
@@ -52,7 +52,7 @@ def test_the_quickstart_goes_from_an_empty_server_to_a_receipt_and_a_refused_wri
             },
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=4 * PATIENCE,
         )
     said = result.stdout
     assert result.returncode == 0, said + result.stderr

@@ -10,7 +10,7 @@ from pgfence import errors
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import Driver, Execute
 from tests.proxy import proxy_to
-from tests.support import Database
+from tests.support import PATIENCE, Database
 
 RECEIPTS = "select count(*) from pgfence.receipts"
 
@@ -149,13 +149,13 @@ def test_r19_a_lease_that_ends_while_work_runs_is_not_committed(
 
     def dawdles(execute: Execute) -> None:
         settle(1)(execute)
-        execute("select pg_sleep(1.2)")
+        execute("select pg_sleep(3.2)")
 
-    with connect().hold(RESOURCE, operation="settle", ttl=1.0) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=3.0) as lease:
         with pytest.raises(errors.LeaseEndedError):
             lease.apply({"page": 1}, dawdles)
         assert states(served)[1] == "open"
-        lease.wait_held(5.0)
+        lease.wait_held(PATIENCE)
         assert lease.apply({"page": 1}, settle(1)).segment_seq == 1
 
 

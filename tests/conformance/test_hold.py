@@ -11,7 +11,7 @@ from pgfence import State, errors
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import Driver, Execute, Lease
 from tests.proxy import proxy_to
-from tests.support import Database, wait_until
+from tests.support import PATIENCE, Database, wait_until
 
 WAITING = "select count(*) from pgfence_registry.requests where state = 'WAITING'"
 
@@ -20,13 +20,13 @@ def settle(invoice: int, state: str = "settled") -> Any:
     return lambda execute: execute(SETTLE, invoice, state)
 
 
-def wait_for_state(lease: Lease, state: State, timeout: float = 10.0) -> None:
-    wait_until(lambda: lease.state is state, f"the lease becomes {state}", timeout=timeout)
+def wait_for_state(lease: Lease, state: State) -> None:
+    wait_until(lambda: lease.state is state, f"the lease becomes {state}")
 
 
-def wait_for_move(caplog: pytest.LogCaptureFixture, move: str, timeout: float = 15.0) -> None:
+def wait_for_move(caplog: pytest.LogCaptureFixture, move: str) -> None:
     """Return when a lease has made a move; a state may be gone before it can be seen."""
-    wait_until(lambda: move in caplog.text, f"a lease moves {move}", timeout=timeout)
+    wait_until(lambda: move in caplog.text, f"a lease moves {move}")
 
 
 def test_r34_the_same_request_id_gives_the_same_grant(connect: Connect) -> None:
@@ -63,7 +63,7 @@ def test_r35_a_second_request_of_the_same_owner_waits_and_gets_a_higher_fence(
         wait_until(lambda: count(served, WAITING) == 1, "the second request waits")
         assert not fences
         first = lease.fence_token
-    thread.join(10)
+    thread.join(PATIENCE)
     assert fences == [first + 1]
 
 
@@ -88,9 +88,9 @@ def test_r35_a_lease_is_renewed_as_long_as_the_block_runs(
     connect: Connect, served: Database
 ) -> None:
     ends = "select extract(epoch from lease_ends_at) * 1000 from pgfence_registry.grants"
-    with connect().hold(RESOURCE, operation="settle", ttl=0.6) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
         first, fence_token = count(served, ends), lease.fence_token
-        wait_until(lambda: count(served, ends) > first + 600, "renewed more than once")
+        wait_until(lambda: count(served, ends) > first + 3000, "renewed more than once")
         assert lease.apply({"page": 1}, settle(1)).fence_token == fence_token
 
 
@@ -114,7 +114,7 @@ def test_r42_r43_without_the_registry_nothing_new_starts_and_the_lease_ends_by_t
 ) -> None:
     with proxy_to(served.dsn("worker_a")) as proxy:
         fence = connect(dsn=proxy.dsn)
-        with fence.hold(RESOURCE, operation="settle", ttl=2) as lease:
+        with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
             proxy.close()
             wait_for_state(lease, State.OWNERSHIP_UNKNOWN)
             with pytest.raises(errors.OwnershipUnknownError):
@@ -134,7 +134,7 @@ def test_r10_a_partitioned_owner_is_refused_when_another_one_has_written(
     """etcd#10811: cut off from the registry, it still reaches the database."""
     with proxy_to(served.dsn("worker_a")) as proxy:
         cut_off = connect(dsn=proxy.dsn)
-        with cut_off.hold(RESOURCE, operation="settle", ttl=0.5) as old:
+        with cut_off.hold(RESOURCE, operation="settle", ttl=3) as old:
             old.apply({"page": 1}, settle(1, "by A"))
             proxy.close()
             with connect("worker_b").hold(
@@ -174,8 +174,7 @@ def test_r36_the_release_of_an_owner_whose_lease_ended_leaves_the_next_one_alone
     connect: Connect, served: Database
 ) -> None:
     """redis-py#1031"""
-    with connect("worker_b").hold(RESOURCE, operation="settle", ttl=0.1, timeout=5) as old:
-        wait_for_state(old, State.HELD)
+    with connect("worker_b").hold(RESOURCE, operation="settle", ttl=30) as old:
         served.connect("dba").execute(
             "set role pgfence_owner; update pgfence_registry.grants"
             " set lease_ends_at = clock_timestamp()"
@@ -196,8 +195,8 @@ def test_r36_release_frees_the_resource_at_once(connect: Connect, served: Databa
         thread = threading.Thread(target=waiter)
         thread.start()
         wait_until(lambda: count(served, WAITING) == 1, "the next one waits")
-    assert got.wait(5)
-    thread.join(10)
+    assert got.wait(PATIENCE)
+    thread.join(PATIENCE)
 
 
 def test_a_handle_used_after_release_is_an_error_here_and_not_held_there(
@@ -264,7 +263,7 @@ def test_r36_a_role_with_another_default_isolation_acquires_all_the_same(
     served.connect().execute(
         f"alter database {served.name} set default_transaction_isolation = 'serializable'"
     )
-    with connect().hold(RESOURCE, operation="settle", ttl=0.5) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=5) as lease:
         lease.apply({"page": 1}, settle(1))
     assert states(served)[1] == "settled"
 

@@ -15,7 +15,7 @@ from pgfence import errors
 from pgfence.client import protocol
 from pgfence.drivers.psycopg import Session
 from tests.registry import registry
-from tests.support import Database, Keys, wait_until_blocked
+from tests.support import PATIENCE, Database, Keys, wait_until_blocked
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -144,7 +144,7 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(database: Databas
     session = Session(database.dsn("billing_owner"), prepare_threshold=None)
 
     def steps(within: float | None) -> protocol.Steps[Any]:
-        (rows,) = yield protocol.Batch((protocol.Call("select pg_backend_pid()"),), within=within)
+        (rows,) = yield protocol.Batch((protocol.Call("select pg_backend_pid()"),))
         yield protocol.Batch((protocol.Call("select count(*) from locked"),), within=within)
         return rows
 
@@ -164,5 +164,5 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(database: Databas
         pid = watch.execute(waiting).fetchone()
     wait_until_blocked(watch, pid[0])
     blocker.rollback()
-    thread.join(10)
+    thread.join(PATIENCE)
     session.close()

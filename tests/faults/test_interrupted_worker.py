@@ -13,7 +13,7 @@ from psycopg.pq import PipelineStatus
 import pgfence
 from tests.faults.conftest import RESOURCE, worker_process
 from tests.registry import registry
-from tests.support import Database, Keys, wait_until
+from tests.support import PATIENCE, Database, Keys, wait_until
 
 UPDATE = "update invoices set state = 'by A' where id = 1"
 
@@ -30,7 +30,7 @@ def test_r36_an_interrupted_waiter_leaves_the_queue(invoices: Database, keys: Ke
         worker.hear("connected")
         wait_until(lambda: watch.execute(states).fetchall() == [("WAITING",)], "A waits")
         worker.process.send_signal(signal.SIGINT)
-        assert worker.process.wait(20) != 0
+        assert worker.process.wait(PATIENCE) != 0
         assert watch.execute(states).fetchall() == [("WITHDRAWN",)]
 
 
@@ -75,14 +75,14 @@ def test_r15_a_killed_worker_leaves_nothing_and_the_next_one_writes(
 ) -> None:
     with (
         registry(invoices, keys),
-        worker_process(invoices.dsn("worker_a"), RESOURCE, 1, UPDATE) as worker,
+        worker_process(invoices.dsn("worker_a"), RESOURCE, 3, UPDATE) as worker,
         pgfence.connect(invoices.dsn("worker_b")) as fence,
     ):
         worker.hear("connected")
         worker.hear("held")
         worker.hear("in work")
         worker.process.kill()
-        with fence.hold(RESOURCE, operation="settle", timeout=20) as lease:
+        with fence.hold(RESOURCE, operation="settle", timeout=PATIENCE) as lease:
             assert lease.position().highest_fence == 0
             lease.apply({"page": 1}, lambda tx: tx.execute("update invoices set state = 'by B'"))
     row = invoices.connect().execute("select distinct state from invoices").fetchall()

@@ -17,7 +17,7 @@ from pgfence.registry.issuer import Issuer
 from tests import rotation_cases as rotation
 from tests.faults.conftest import RESOURCE
 from tests.registry import registry_process
-from tests.support import Database, Keys, make_bundle, rotate, wait_until
+from tests.support import PATIENCE, Database, Keys, make_bundle, rotate, wait_until
 
 GRANTS = "select fence_token, token is not null from pgfence_registry.grants order by fence_token"
 
@@ -37,12 +37,12 @@ class Waiting:
         dsn, resource = self._arguments
         with (
             pgfence.connect(dsn) as fence,
-            fence.hold(resource, operation="settle", ttl=20, timeout=30) as lease,
+            fence.hold(resource, operation="settle", ttl=60, timeout=PATIENCE) as lease,
         ):
             self.fence_tokens.append(lease.apply({"page": 1}, lambda tx: None).fence_token)
 
     def join(self) -> list[int]:
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         return self.fence_tokens
 
 
@@ -100,7 +100,6 @@ def test_r53_renewing_and_releasing_go_on_without_a_registry(
         wait_until(
             lambda: (watch.execute(ends).fetchone() or [0])[0] > 4.5,
             "renewed more than once",
-            timeout=30,
         )
         lease.apply({"page": 1}, lambda tx: None)
         lease.release()
@@ -129,7 +128,7 @@ def test_a_registry_stops_cleanly_when_told(
     with registry_process(database.dsn("registry"), key_file, tmp_path / "log") as process:
         process.wait_for("connected")
         process.process.send_signal(number)
-        assert process.process.wait(10) == 0
+        assert process.process.wait(PATIENCE) == 0
         assert process.events("stopped")
 
 
@@ -146,7 +145,7 @@ def test_a_key_that_is_no_grant_key_of_the_bundle_is_refused(
     path = tmp_path / "other.key"
     tokens.write_key(path, getattr(keys, purpose))
     with registry_process(database.dsn("registry"), path, tmp_path / "log") as process:
-        assert process.process.wait(20) != 0
+        assert process.process.wait(PATIENCE) != 0
         # A traceback follows the log line, so the lines are not all JSON.
         assert f"a {purpose} key of trust bundle 1" in process.log_file.read_text(encoding="utf-8")
 
@@ -162,7 +161,7 @@ def test_r33_a_registry_whose_key_is_rotated_out_ends_with_a_word_and_without_a_
         old.wait_for("connected")
         rotate(database, second, keys.root)
         worker = Waiting(database)
-        assert old.process.wait(30) != 0
+        assert old.process.wait(PATIENCE) != 0
         assert "is no key of trust bundle 2" in old.log_file.read_text(encoding="utf-8")
         assert watch.execute(GRANTS).fetchall() == [(1, False)]
     with registry_process(dsn, next_file, tmp_path / "next.log") as following:

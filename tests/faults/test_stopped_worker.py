@@ -10,9 +10,9 @@ import pytest
 import pgfence
 from tests.faults.conftest import RESOURCE, worker_process
 from tests.registry import registry, registry_process
-from tests.support import Database, Keys, wait_until_state
+from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_state
 
-TTL = 1.0
+TTL = 3.0
 UPDATE = "update invoices set state = 'by A' where id = 1"
 UNSET = [
     "set idle_in_transaction_session_timeout = 0",
@@ -30,7 +30,7 @@ def take_over(database: Database) -> pgfence.Receipt:
     """The next owner: acquires as soon as it can, and writes the row that A had changed."""
     with (
         pgfence.connect(database.dsn("worker_b")) as fence,
-        fence.hold(RESOURCE, operation="settle", timeout=20) as lease,
+        fence.hold(RESOURCE, operation="settle", timeout=PATIENCE) as lease,
     ):
         return lease.apply(
             {"page": "of B"},
@@ -85,6 +85,7 @@ def test_r20_an_owner_that_unset_its_time_outs_is_ended_by_the_registry(
 
             take_over(invoices)
             wait_until_state(watch, pid, None)
+            process.wait_for("ended an overdue session")
             (ended,) = process.events("ended an overdue session")
             assert (ended["pid"], ended["resource"]) == (pid, RESOURCE)
 
@@ -113,9 +114,10 @@ def test_r20_a_registry_that_may_not_end_sessions_says_so_once(
         with (
             pgfence.connect(invoices.dsn("worker_b")) as fence,
             pytest.raises(pgfence.AcquireTimeoutError),
-            fence.hold(RESOURCE, operation="settle", timeout=5),
+            fence.hold(RESOURCE, operation="settle", timeout=10),
         ):
             pytest.fail("held while the old owner's transaction was open")
+        process.wait_for("may not end an overdue session")
         (said,) = process.events("may not end an overdue session")
         assert "pg_signal_backend" in said["next_step"]
 
@@ -136,10 +138,8 @@ def test_r19_an_owner_that_is_continued_before_the_server_noticed_does_not_commi
         worker.hear("in work")
         worker.process.send_signal(signal.SIGSTOP)
         watch = invoices.connect()
-        watch.execute(
-            "select pg_sleep_until(max(lease_ends_at) + interval '50 ms')"
-            " from pgfence_registry.grants"
-        )
+        over = "select clock_timestamp() > max(lease_ends_at) from pgfence_registry.grants"
+        wait_until(lambda: watch.execute(over).fetchone() == (True,), "the lease is over")
         worker.go_on(how)
         worker.process.send_signal(signal.SIGCONT)
         assert worker.hear("failed")["error"] == error

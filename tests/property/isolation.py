@@ -14,10 +14,10 @@ from typing import Any
 
 import psycopg
 
+from tests.support import PATIENCE
+
 #: One step: what a session does, and what came of it, in a word.
 Step = Callable[[], str]
-
-_PATIENCE = 20.0
 
 
 def orders(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -66,7 +66,7 @@ def _outcome(step: Step) -> str:
 def run(observer: psycopg.Connection[Any], sessions: list[Session], order: Sequence[int]) -> None:
     """Take the sessions' steps in that order, passing over sessions that wait for a lock."""
     turns = list(order)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + PATIENCE
     try:
         while turns or not all(session.finished() for session in sessions):
             assert time.monotonic() < deadline, "the sessions wait for each other for ever"

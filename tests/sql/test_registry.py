@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support import Database, Keys, sign_pending
+from tests.support import PATIENCE, Database, Keys, sign_pending
 from tests.workers import Worker, as_owner, fence_row, grant_of
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -210,7 +210,7 @@ def test_r36_release_wakes_the_waiter_at_the_head_of_the_queue(
     waiting = rival.ask(RESOURCE, "waiting")
     rival.conn.execute(f"listen {waiting.wake_channel}")
     worker.release(held.lease)
-    assert [n.channel for n in rival.conn.notifies(timeout=10, stop_after=1)] == [
+    assert [n.channel for n in rival.conn.notifies(timeout=PATIENCE, stop_after=1)] == [
         waiting.wake_channel
     ]
 
@@ -269,7 +269,7 @@ def test_r53_unsigned_grant_is_signed_once_and_its_worker_is_woken(
     assert worker.renew(answer.lease).state == "SIGNING"
     worker.conn.execute(f"listen {answer.wake_channel}")
     sign_pending(database)
-    assert len(list(worker.conn.notifies(timeout=10, stop_after=1))) == 1
+    assert len(list(worker.conn.notifies(timeout=PATIENCE, stop_after=1))) == 1
     registry = database.connect("registry")
     again = registry.execute(
         "select pgfence_registry.record_signature(%s, 'another token')", [answer.lease]

@@ -13,7 +13,7 @@ import pytest
 from pgfence.model.bundle import TrustBundle, sign_bundle
 from tests import rotation_cases as rotation
 from tests import support
-from tests.support import Database, Keys, make_bundle, rotate, wait_until_blocked
+from tests.support import PATIENCE, Database, Keys, make_bundle, rotate, wait_until_blocked
 from tests.token_cases import GRANT_KEY, STATUS_KEY
 from tests.workers import Worker, as_owner, grant_of, in_background
 
@@ -225,9 +225,9 @@ def test_r9_a_call_that_waited_while_its_key_was_rotated_out_is_not_accepted(
     blocker.rollback()
     if checked:
         with pytest.raises(psycopg.errors.SerializationFailure):
-            answer.result(30)
+            answer.result(PATIENCE)
     else:
-        assert answer.result(30).verdict == "UNKNOWN_KEY"
+        assert answer.result(PATIENCE).verdict == "UNKNOWN_KEY"
     assert worker.apply(held.token, 2 if checked else 1).verdict == "UNKNOWN_KEY"
 
 
@@ -266,7 +266,7 @@ def test_r9_installing_waits_for_an_admitted_transaction_with_a_snapshot(
         assert worker.apply(held.token, 1).verdict == "ACCEPTED"
         installed = in_background(lambda: installer.execute(INSTALL, arguments).fetchone())
         wait_until_blocked(database.connect(), installer.info.backend_pid)
-    assert installed.result(30) == (2,)
+    assert installed.result(PATIENCE) == (2,)
 
 
 @pytest.mark.parametrize("first_commits", [True, False], ids=["commits", "rolls back"])
@@ -285,10 +285,10 @@ def test_r31_of_two_second_versions_at_once_one_is_installed(
     wait_until_blocked(database.connect(), fast.info.backend_pid)
     if first_commits:
         slow.commit()
-        assert loser.result(30) == "VERSION"
+        assert loser.result(PATIENCE) == "VERSION"
     else:
         slow.rollback()
-        assert loser.result(30) is None
+        assert loser.result(PATIENCE) is None
     rows = database.connect().execute(
         "select version, digest from pgfence.trust_bundles order by 1"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support import Database, Keys, wait_until, wait_until_blocked, wait_until_state
+from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_blocked, wait_until_state
 from tests.workers import Worker, as_owner, fence_row, grant_of, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -277,11 +277,11 @@ def test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held(
     wait_until_past(observer, held.lease)
     holder.rollback()
     if level == "read committed":
-        verdict = future.result(10)
+        verdict = future.result(PATIENCE)
         assert (verdict.verdict, verdict.reason) == ("NOT_HELD", "EXPIRED")
     else:
         with pytest.raises(psycopg.errors.SerializationFailure):
-            future.result(10)
+            future.result(PATIENCE)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -344,7 +344,7 @@ def test_r9_bundle_that_changes_while_the_call_waits_is_the_one_that_counts(
     as_owner(database, "update pgfence.trust_keys set expires_at = clock_timestamp()")
     as_owner(database, "update pgfence.configuration set version = version + 1")
     holder.rollback()
-    assert future.result(10).verdict == "UNKNOWN_KEY"
+    assert future.result(PATIENCE).verdict == "UNKNOWN_KEY"
 
 
 def test_r52_next_owner_waits_for_the_open_segment_and_sees_what_it_wrote(
@@ -359,7 +359,7 @@ def test_r52_next_owner_waits_for_the_open_segment_and_sees_what_it_wrote(
     future = in_background(lambda: rival.ask(RESOURCE, "next"))
     assert wait_until_blocked(observer, rival.pid) == [worker.pid]
     worker.conn.execute("rollback")
-    assert future.result(10).state == "SIGNING"
+    assert future.result(PATIENCE).state == "SIGNING"
 
 
 def test_r52_renewing_is_not_held_up_by_an_open_segment(
@@ -383,7 +383,7 @@ def test_r51_same_segment_from_two_sessions_at_once_is_applied_once(
     future = in_background(lambda: second.apply(held.token, 1, "page"))
     wait_until_blocked(observer, second.pid)
     worker.conn.execute("commit")
-    replay = future.result(10)
+    replay = future.result(PATIENCE)
     assert (replay.verdict, replay.receipt) == ("REPLAYED", first.receipt)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.support import Database, Keys, wait_until_blocked
+from tests.support import PATIENCE, Database, Keys, wait_until_blocked
 from tests.workers import Worker, as_owner, fence_row, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -139,7 +139,7 @@ def test_r9_configuration_that_changes_while_the_quick_way_waits_ends_in_40001(
     as_owner(database, BUMP)
     holder.rollback()
     with pytest.raises(psycopg.errors.SerializationFailure):
-        future.result(10)
+        future.result(PATIENCE)
     assert worker.apply(held.token, 2).verdict == "ACCEPTED"
 
 

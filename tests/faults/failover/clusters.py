@@ -74,7 +74,6 @@ class Copy(embedded.Server):
         wait_until(
             lambda: self.execute("select pg_is_in_recovery()") is False,
             "recovery has ended",
-            timeout=60,
         )
 
 
@@ -94,7 +93,6 @@ class Standby(Copy):
         wait_until(
             lambda: self.execute("select pg_last_wal_replay_lsn() >= %s::pg_lsn", written),
             "the standby has caught up",
-            timeout=60,
         )
 
     def cut(self) -> None:
@@ -105,7 +103,6 @@ class Standby(Copy):
         wait_until(
             lambda: self.execute("select count(*) from pg_stat_wal_receiver") == 0,
             "the standby receives nothing any more",
-            timeout=60,
         )
 
     def promote(self) -> None:

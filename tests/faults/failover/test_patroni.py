@@ -206,11 +206,10 @@ def test_r39_a_failover_by_patroni_needs_no_operator(nodes: list[Node], keys: Ke
                 conn.execute("select pg_last_wal_replay_lsn() >= %s", written).fetchone() == (True,)
             ),
             "the replica has what was written",
-            timeout=60,
         )
     database.close()
     leader.kill()
-    wait_until(replica.is_leader, "the replica is the leader", timeout=60)
+    wait_until(replica.is_leader, "the replica is the leader")
 
     new = Side(Database(TestServer(replica.dsn), DATABASE), keys)
     try:

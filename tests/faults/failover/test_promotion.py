@@ -173,7 +173,6 @@ def wait_for_standby(primary: Copy) -> None:
             == 1
         ),
         "the standby is synchronous",
-        timeout=60,
     )
 
 
@@ -215,7 +214,6 @@ def test_a_wait_for_the_standby_that_is_cancelled_acknowledges_what_only_the_pri
                 is not None
             ),
             "the COMMIT waits for the standby",
-            timeout=60,
         )
     assert applied.result() == "ACCEPTED"
     assert any("canceling wait for synchronous replication" in w for w in warnings)

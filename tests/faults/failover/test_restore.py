@@ -42,9 +42,7 @@ class Archived(Copy):
     def recovered(self, target: str, value: str) -> Copy:
         """The server that it began with, recovered to a point of this one's history."""
         segment = self.execute("select pg_walfile_name(pg_switch_wal())")
-        wait_until(
-            lambda: (self._archive / segment).exists(), "the WAL is in the archive", timeout=60
-        )
+        wait_until(lambda: (self._archive / segment).exists(), "the WAL is in the archive")
         return Copy(
             self._source,
             "recovery.signal",
