@@ -151,6 +151,59 @@ def as_owner(database: Database, query: str, parameters: Any = ()) -> None:
         conn.execute(query, parameters)
 
 
+def no_timeouts(worker: Worker) -> None:
+    """What an obstinate client does after its admission: unset what the server set (R20)."""
+    worker.conn.execute("set local idle_in_transaction_session_timeout = 0")
+    if worker.conn.info.server_version >= 170000:
+        worker.conn.execute("set local transaction_timeout = 0")
+
+
+def end_lease(database: Database, lease: str, after: float = 0) -> None:
+    """Let a lease end now, or so many seconds from now, on the registry's clock."""
+    as_owner(
+        database,
+        "update pgfence_registry.grants"
+        " set lease_ends_at = clock_timestamp() + %s * interval '1 second' where lease = %s",
+        [after, lease],
+    )
+
+
+def lease_is_over(database: Database, lease: str) -> bool:
+    """Whether the registry's clock has passed the end of a lease."""
+    with psycopg.connect(database.dsn()) as conn:
+        row = conn.execute(
+            "select clock_timestamp() > lease_ends_at from pgfence_registry.grants"
+            " where lease = %s",
+            [lease],
+        ).fetchone()
+    return row is not None and row[0]
+
+
+def begin_before_the_end(
+    worker: Worker, lease: str, steps: Callable[[], object], level: str = "read committed"
+) -> None:
+    """Begin a transaction and take its first steps, shortly before the lease ends.
+
+    How shortly is for the machine to say: where the lease ended before the steps were taken, they
+    are taken again with more time.
+    """
+    role = worker.conn.info.user
+    for seconds in (0.3, 1, 3, 10, 30):
+        end_lease(worker.database, lease, seconds)
+        try:
+            worker.conn.execute(f"begin isolation level {level}")
+            steps()
+        except (AssertionError, psycopg.Error):
+            if seconds == 30 or not lease_is_over(worker.database, lease):
+                raise
+        else:
+            return
+        if worker.conn.closed:  # the server has ended the session
+            worker.conn = worker.database.connect(role)
+        else:
+            worker.conn.execute("rollback")
+
+
 def in_background(function: Callable[[], Any]) -> Future[Any]:
     """Run one blocking call in a thread of its own."""
     executor = ThreadPoolExecutor(max_workers=1)

@@ -13,7 +13,17 @@ import psycopg
 import pytest
 
 from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_blocked, wait_until_state
-from tests.workers import Worker, as_owner, fence_row, forge, grant_of, in_background
+from tests.workers import (
+    Worker,
+    as_owner,
+    begin_before_the_end,
+    end_lease,
+    fence_row,
+    forge,
+    grant_of,
+    in_background,
+    no_timeouts,
+)
 
 RESOURCE = "invoice-batch/2026-07-19"
 OVERDUE = "select pid, resource from pgfence_registry.overdue_sessions()"
@@ -32,20 +42,6 @@ def rival(database: Database, keys: Keys) -> Worker:
 @pytest.fixture
 def observer(database: Database) -> psycopg.Connection[Any]:
     return database.connect()
-
-
-def no_timeouts(worker: Worker) -> None:
-    worker.conn.execute("set local idle_in_transaction_session_timeout = 0")
-    if worker.conn.info.server_version >= 170000:
-        worker.conn.execute("set local transaction_timeout = 0")
-
-
-def end_lease(database: Database, lease: str) -> None:
-    as_owner(
-        database,
-        "update pgfence_registry.grants set lease_ends_at = clock_timestamp() where lease = %s",
-        [lease],
-    )
 
 
 def plainly(worker: Worker, token: str) -> None:
@@ -153,13 +149,16 @@ def test_r20_renewal_in_an_open_transaction_is_found(
     savepoint: bool,
 ) -> None:
     registry = database.connect("registry")
-    held = worker.acquire(RESOURCE, ttl_ms=300)
-    worker.conn.execute("begin")
-    worker.conn.execute("savepoint s")
-    worker.renew(held.lease)
-    if savepoint:
-        worker.conn.execute("release s")
-    no_timeouts(worker)
+    held = worker.acquire(RESOURCE)
+
+    def steps() -> None:
+        worker.conn.execute("savepoint s")
+        assert worker.renew(held.lease).state == "HELD"
+        if savepoint:
+            worker.conn.execute("release s")
+        no_timeouts(worker)
+
+    begin_before_the_end(worker, held.lease, steps)
     wait_until(
         lambda: rival.ask(RESOURCE, "next").reason == "the lease is being renewed",
         "only the renewal in flight holds the resource",

@@ -9,6 +9,7 @@ import pytest
 
 from tests.guarded import BATCH, DAY, Writer, attach_later, make_table, protect, refused, run
 from tests.support import Database, Keys
+from tests.workers import begin_before_the_end, no_timeouts
 
 REPLACE = (
     "create or replace trigger pgfence_guard_insert after insert on {} for each statement"
@@ -102,20 +103,20 @@ def test_r19_cursor_that_is_filled_behind_the_look_at_commit_writes_nothing_late
     make_table(owner, "invoices", "plain")
     protect(owner, "invoices")
     writer = Writer.login(database, keys)
-    held = writer.worker.acquire(BATCH, ttl_ms=500)
-    conn = writer.conn
-    conn.execute(
-        "create function pg_temp.late() returns integer language plpgsql as $$ begin"
-        " while clock_timestamp() < (select lease_ends_at from pgfence_registry.look("
-        f"'{held.lease}')) loop perform pg_sleep(0.01); end loop;"
-        f" insert into public.invoices values (1, '{DAY}', 1); return 1; end $$"
-    )
-    conn.execute("begin")
-    assert writer.worker.apply(held.token, 1).verdict == "ACCEPTED"
-    conn.execute("set local idle_in_transaction_session_timeout = 0")
-    if conn.info.server_version >= 170000:
-        conn.execute("set local transaction_timeout = 0")
-    conn.execute("declare late cursor with hold for select pg_temp.late()")
+    held = writer.worker.acquire(BATCH)
+
+    def steps() -> None:
+        assert writer.worker.apply(held.token, 1).verdict == "ACCEPTED"
+        no_timeouts(writer.worker)
+        writer.worker.conn.execute(
+            "create function pg_temp.late() returns integer language plpgsql as $$ begin"
+            " while clock_timestamp() < (select lease_ends_at from pgfence_registry.look("
+            f"'{held.lease}')) loop perform pg_sleep(0.01); end loop;"
+            f" insert into public.invoices values (1, '{DAY}', 1); return 1; end $$"
+        )
+        writer.worker.conn.execute("declare late cursor with hold for select pg_temp.late()")
+
+    begin_before_the_end(writer.worker, held.lease, steps)
     with refused():
-        conn.execute("commit")
+        writer.worker.conn.execute("commit")
     assert run(owner, "select count(*) from invoices").fetchone() == (0,)

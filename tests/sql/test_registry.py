@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.support import PATIENCE, Database, Keys, sign_pending
-from tests.workers import Worker, as_owner, fence_row, grant_of
+from tests.workers import Worker, as_owner, end_lease, fence_row, grant_of
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -21,14 +21,6 @@ def worker(database: Database, keys: Keys) -> Worker:
 @pytest.fixture
 def rival(database: Database, keys: Keys) -> Worker:
     return Worker.login(database, keys, "worker_b")
-
-
-def end_lease(database: Database, lease: str) -> None:
-    as_owner(
-        database,
-        "update pgfence_registry.grants set lease_ends_at = clock_timestamp() where lease = %s",
-        [lease],
-    )
 
 
 def forget(database: Database, request_id: str) -> None:
@@ -216,9 +208,10 @@ def test_r36_release_wakes_the_waiter_at_the_head_of_the_queue(
 
 
 def test_r36_wait_says_when_the_lease_before_may_be_over(worker: Worker, rival: Worker) -> None:
-    worker.acquire(RESOURCE, ttl_ms=300)
-    waiting = rival.ask(RESOURCE, "waiting")
-    assert 0 < waiting.look_again_ms <= 300
+    held = worker.acquire(RESOURCE)
+    assert rival.ask(RESOURCE, "waiting").look_again_ms == 1000  # at least once a second
+    end_lease(worker.database, held.lease, after=0.9)
+    assert 0 < rival.ask(RESOURCE, "waiting").look_again_ms <= 900
 
 
 def test_r37_fence_rises_over_all_that_was_ever_issued_also_when_nothing_was_written(

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_blocked, wait_until_state
-from tests.workers import Worker, as_owner, fence_row, grant_of, in_background
+from tests.workers import (
+    Worker,
+    as_owner,
+    begin_before_the_end,
+    fence_row,
+    grant_of,
+    in_background,
+    lease_is_over,
+    no_timeouts,
+)
 
 RESOURCE = "invoice-batch/2026-07-19"
 SNAPSHOT_LEVELS = ["repeatable read", "serializable"]
@@ -31,36 +41,32 @@ def observer(database: Database) -> psycopg.Connection[Any]:
     return database.connect()
 
 
-def wait_until_past(observer: psycopg.Connection[Any], lease: str) -> None:
+def wait_until_past(database: Database, lease: str) -> None:
     """Until the registry's clock has passed the end of a lease."""
-
-    def past() -> bool:
-        row = observer.execute(
-            "select clock_timestamp() > lease_ends_at from pgfence_registry.grants"
-            " where lease = %s",
-            [lease],
-        ).fetchone()
-        return row is not None and row[0]
-
-    wait_until(past, f"lease {lease} is over")
+    wait_until(lambda: lease_is_over(database, lease), f"lease {lease} is over")
 
 
-def no_timeouts(worker: Worker) -> None:
-    """What an obstinate client does after its admission: unset what the server set (R20)."""
-    worker.conn.execute("set local idle_in_transaction_session_timeout = 0")
-    if worker.conn.info.server_version >= 170000:
-        worker.conn.execute("set local transaction_timeout = 0")
+def admit_before_the_end(
+    worker: Worker, held: Any, *statements: str, level: str = "read committed"
+) -> None:
+    """A first segment shortly before the lease ends, without time-outs, and some statements."""
+
+    def steps() -> None:
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+        no_timeouts(worker)
+        for statement in statements:
+            worker.conn.execute(statement)
+
+    begin_before_the_end(worker, held.lease, steps, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_r19_lease_that_ended_before_commit_fails_the_commit(
-    worker: Worker, database: Database, observer: psycopg.Connection[Any], level: str
+    worker: Worker, database: Database, level: str
 ) -> None:
-    held = worker.acquire(RESOURCE, ttl_ms=300)
-    worker.conn.execute(f"begin isolation level {level}")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
-    wait_until_past(observer, held.lease)
+    held = worker.acquire(RESOURCE)
+    admit_before_the_end(worker, held, level=level)
+    wait_until_past(database, held.lease)
     with pytest.raises(psycopg.Error) as caught:
         worker.conn.execute("commit")
     assert caught.value.sqlstate == "PF203"
@@ -98,18 +104,11 @@ def test_r19_control_lease_that_still_runs_lets_the_commit_through(
     ids=lambda trick: " / ".join(trick)[:60],
 )
 def test_r19_set_constraints_does_not_skip_the_look_at_commit(
-    worker: Worker,
-    database: Database,
-    observer: psycopg.Connection[Any],
-    trick: list[str],
+    worker: Worker, database: Database, trick: list[str]
 ) -> None:
-    held = worker.acquire(RESOURCE, ttl_ms=400)
-    worker.conn.execute("begin")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
-    for statement in trick:
-        worker.conn.execute(statement)
-    wait_until_past(observer, held.lease)
+    held = worker.acquire(RESOURCE)
+    admit_before_the_end(worker, held, *trick)
+    wait_until_past(database, held.lease)
     with pytest.raises(psycopg.Error) as caught:
         worker.conn.execute("commit")
     assert caught.value.sqlstate == "PF203"
@@ -131,7 +130,7 @@ def test_r19_control_constraints_set_immediate_in_time_let_the_commit_through(
 
 
 def test_r19_constraints_set_immediate_inside_a_trigger_are_noticed_too(
-    worker: Worker, database: Database, observer: psycopg.Connection[Any]
+    worker: Worker, database: Database
 ) -> None:
     owner = database.connect("billing_owner")
     owner.execute("create table notes (n integer)")
@@ -144,27 +143,24 @@ def test_r19_constraints_set_immediate_inside_a_trigger_are_noticed_too(
         "create trigger set_immediate after insert on notes"
         " for each row execute function set_immediate()"
     )
-    held = worker.acquire(RESOURCE, ttl_ms=400)
-    worker.conn.execute("begin")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
-    worker.conn.execute("insert into notes values (1)")
-    wait_until_past(observer, held.lease)
+    held = worker.acquire(RESOURCE)
+    admit_before_the_end(worker, held, "insert into notes values (1)")
+    wait_until_past(database, held.lease)
     with pytest.raises(psycopg.Error) as caught:
         worker.conn.execute("commit")
     assert caught.value.sqlstate == "PF203"
 
 
-def test_r19_two_resources_each_have_their_look(
-    worker: Worker, database: Database, observer: psycopg.Connection[Any]
-) -> None:
-    long = worker.acquire("a-long", ttl_ms=60_000)
-    short = worker.acquire("b-short", ttl_ms=300)
-    worker.conn.execute("begin")
-    assert worker.apply(long.token, 1).verdict == "ACCEPTED"
-    assert worker.apply(short.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
-    wait_until_past(observer, short.lease)
+def test_r19_two_resources_each_have_their_look(worker: Worker, database: Database) -> None:
+    long, short = worker.acquire("a-long"), worker.acquire("b-short")
+
+    def steps() -> None:
+        assert worker.apply(long.token, 1).verdict == "ACCEPTED"
+        assert worker.apply(short.token, 1).verdict == "ACCEPTED"
+        no_timeouts(worker)
+
+    begin_before_the_end(worker, short.lease, steps)
+    wait_until_past(database, short.lease)
     with pytest.raises(psycopg.Error) as caught:
         worker.conn.execute("commit")
     assert caught.value.sqlstate == "PF203"
@@ -182,20 +178,16 @@ def test_r19_release_in_the_same_transaction_does_not_fail_it(
 
 
 def test_r19_look_happens_at_prepare_and_commit_prepared_is_final(
-    worker: Worker, database: Database, observer: psycopg.Connection[Any]
+    worker: Worker, database: Database
 ) -> None:
-    held = worker.acquire(RESOURCE, ttl_ms=700)
-    worker.conn.execute("begin")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
-    worker.conn.execute(f"prepare transaction '{database.name}'")
-    wait_until_past(observer, held.lease)
+    held = worker.acquire(RESOURCE)
+    admit_before_the_end(worker, held, f"prepare transaction '{database.name}'")
+    wait_until_past(database, held.lease)
     worker.conn.execute(f"commit prepared '{database.name}'")
     assert fence_row(database, RESOURCE).highest_fence == 1
-    late = worker.acquire(RESOURCE, ttl_ms=300)
-    worker.conn.execute("begin")
-    assert worker.apply(late.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
-    wait_until_past(observer, late.lease)
+    late = worker.acquire(RESOURCE)
+    admit_before_the_end(worker, late)
+    wait_until_past(database, late.lease)
     with pytest.raises(psycopg.Error) as caught:
         worker.conn.execute(f"prepare transaction '{database.name}'")
     assert caught.value.sqlstate == "PF203"
@@ -205,18 +197,22 @@ def test_r20_renewing_meanwhile_does_not_prolong_the_transaction(
     worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any]
 ) -> None:
     renewer = Worker.login(database, keys, "worker_a")
-    held = worker.acquire(RESOURCE, ttl_ms=400)
-    worker.conn.execute("begin")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
-    first_end = held.lease_ends_at
+    held = worker.acquire(RESOURCE)
+    ends = []
+
+    def steps() -> None:
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+        no_timeouts(worker)
+        ends.append(renewer.look(held.lease).lease_ends_at)
+        renewed = renewer.renew(held.lease)
+        assert renewed.state == "HELD"
+        assert renewed.lease_ends_at > ends[-1]
+
+    begin_before_the_end(worker, held.lease, steps)
+    past = "select clock_timestamp() > %s"
     wait_until(
-        lambda: (
-            renewer.renew(held.lease).lease_ends_at > first_end
-            and observer.execute("select clock_timestamp() > %s", [first_end]).fetchall()
-            == [(True,)]
-        ),
-        "the first end of the lease has passed, and it was renewed",
+        lambda: observer.execute(past, ends[-1:]).fetchone() == (True,),
+        "the first end of the lease has passed",
     )
     with pytest.raises(psycopg.Error) as caught:
         worker.conn.execute("commit")
@@ -251,9 +247,12 @@ def test_r20_admission_limits_the_session_to_what_is_left_and_keeps_a_shorter_ti
 def test_r20_idle_owner_is_ended_by_the_server_when_its_lease_is_over(
     worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
 ) -> None:
-    held = worker.acquire(RESOURCE, ttl_ms=300)
-    worker.conn.execute("begin")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    held = worker.acquire(RESOURCE)
+
+    def steps() -> None:
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+
+    begin_before_the_end(worker, held.lease, steps)
     wait_until_state(observer, worker.pid, None)
     assert rival.acquire(RESOURCE).state == "HELD"
     with pytest.raises(psycopg.Error) as caught:
@@ -266,15 +265,25 @@ def test_r20_idle_owner_is_ended_by_the_server_when_its_lease_is_over(
 def test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held(
     worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any], level: str
 ) -> None:
-    held = worker.acquire(RESOURCE, ttl_ms=500)
+    held = worker.acquire(RESOURCE)
     holder = database.connect(autocommit=False)
     holder.execute("set role pgfence_owner")
     holder.execute("select from pgfence.fences where resource = %s for no key update", [RESOURCE])
     second = Worker.login(database, keys, "worker_a")
-    second.conn.execute(f"begin isolation level {level}")
-    future = in_background(lambda: second.apply(held.token, 1))
-    wait_until_blocked(observer, second.pid)
-    wait_until_past(observer, held.lease)
+    calls: list[Future[Any]] = []
+
+    def steps() -> None:
+        calls.append(in_background(lambda: second.apply(held.token, 1)))
+        waits = "select pg_blocking_pids(%s) <> '{}'"
+        wait_until(
+            lambda: calls[-1].done() or observer.execute(waits, [second.pid]).fetchone() == (True,),
+            "the call waits for the fence row",
+        )
+        assert not calls[-1].done()
+
+    begin_before_the_end(second, held.lease, steps, level)
+    future = calls[-1]
+    wait_until_past(database, held.lease)
     holder.rollback()
     if level == "read committed":
         verdict = future.result(PATIENCE)
@@ -350,12 +359,10 @@ def test_r9_bundle_that_changes_while_the_call_waits_is_the_one_that_counts(
 def test_r52_next_owner_waits_for_the_open_segment_and_sees_what_it_wrote(
     worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
 ) -> None:
-    held = worker.acquire(RESOURCE, ttl_ms=400)
-    worker.conn.execute("begin")
-    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
-    no_timeouts(worker)
+    held = worker.acquire(RESOURCE)
     assert rival.ask(RESOURCE, "next").state == "WAIT"
-    wait_until_past(observer, held.lease)
+    admit_before_the_end(worker, held)
+    wait_until_past(database, held.lease)
     future = in_background(lambda: rival.ask(RESOURCE, "next"))
     assert wait_until_blocked(observer, rival.pid) == [worker.pid]
     worker.conn.execute("rollback")

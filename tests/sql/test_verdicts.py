@@ -12,6 +12,7 @@ from tests.support import Database, Keys, sign_pending
 from tests.workers import (
     Worker,
     as_owner,
+    end_lease,
     fence_row,
     forge,
     grant_of,
@@ -29,15 +30,6 @@ def worker(database: Database, keys: Keys) -> Worker:
 @pytest.fixture
 def rival(database: Database, keys: Keys) -> Worker:
     return Worker.login(database, keys, "worker_b")
-
-
-def end_lease(database: Database, lease: str) -> None:
-    """Make a lease end now, as if its time had passed."""
-    as_owner(
-        database,
-        "update pgfence_registry.grants set lease_ends_at = clock_timestamp() where lease = %s",
-        [lease],
-    )
 
 
 def make_registry_distant(database: Database) -> None:
