@@ -581,11 +581,27 @@ CHECKS: tuple[Check, ...] = (
                    case when l.lanname not in ('sql', 'plpgsql') then 'its language' end) as what
           from {_installed("functions")}
           join ({_FUNCTIONS} join pg_language as l on l.oid = p.prolang) on e.name = n.nspname || '.' || p.proname
-         where p.prosrc <> e.body or p.prosecdef <> e.definer or p.provolatile <> left(e.volatility, 1)::"char"
-            or l.lanname not in ('sql', 'plpgsql')
+         where e.name <> 'pgfence._guards_are_whole'
+           and (p.prosrc <> e.body or p.prosecdef <> e.definer or p.provolatile <> left(e.volatility, 1)::"char"
+            or l.lanname not in ('sql', 'plpgsql'))
         """,
         "{object} was changed: {what}",
         ("{source}",),
+        run_as="pgfence_owner",
+    ),
+    Check(
+        "ATTESTATION_CHANGED",
+        ERROR,
+        "`pgfence._guards_are_whole` was not written for the tables that are protected now: a guard "
+        "that is lost may go unnoticed (R25).",
+        f"""
+        select p.oid::regprocedure::text as object
+          from {_FUNCTIONS}
+         where n.nspname = 'pgfence' and p.proname = '_guards_are_whole'
+           and p.prosrc <> pgfence.attestation_source()
+        """,
+        "{object} was not written for the tables that are protected",
+        ("select pgfence._write_attestation();",),
         run_as="pgfence_owner",
     ),
     Check(
@@ -596,7 +612,8 @@ CHECKS: tuple[Check, ...] = (
         f"""
         select p.oid::regprocedure::text as object
           from {_installed("functions")} join ({_FUNCTIONS}) on e.name = n.nspname || '.' || p.proname
-         where p.proconfig is distinct from array['search_path=pg_catalog, pg_temp']
+         where array_remove(p.proconfig, 'enable_seqscan=off')
+               is distinct from array['search_path=pg_catalog, pg_temp']
         """,
         "{object} does not pin its search_path",
         (

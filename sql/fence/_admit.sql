@@ -1,43 +1,41 @@
--- Accepts a segment after the full check: moves the fence row on, admits the resource in this very
--- transaction (R24), and writes the receipt (R15). The first admission in a transaction fixes when it
--- must end, also if the lease is renewed since (R20).
+-- After the full check: moves the fence row on to the segment, admits the resource in this very
+-- transaction (R24), and remembers what was found for the next segment. The first admission in a
+-- transaction fixes when it must end, also if the lease is renewed since (R20).
 create function pgfence._admit(
-    p_known pgfence._authentication, p_segment_seq bigint, p_payload_digest bytea, p_configuration pgfence.configuration,
-    p_lease_ends_at timestamptz, p_now timestamptz
+    p_grant text, p_known pgfence._authentication, p_segment_seq bigint, p_configuration pgfence.configuration,
+    p_lease_ends_at timestamptz
 )
-returns pgfence.verdict
+returns pgfence._admission
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_resource constant text := (p_known.grant_claims).resource;
-    v_fence pgfence.fences;
+    v_admission pgfence._admission;
 begin
-    perform pgfence._attest_guards(v_resource);
     update pgfence.fences as f
        set last_segment = p_segment_seq,
            receipt_count = f.receipt_count + 1,
-           checked_fence = f.highest_fence,
-           -- with a distant registry every segment needs a look at its status proof
-           checked_token = case when p_configuration.registry_is_local then p_known.token_digest end,
+           -- no shortcut for another token than the registry's own: with a distant registry every segment
+           -- needs a look at its status proof
+           checked_hash = (select pg_catalog.hashtextextended(g.token, 0) from pgfence_registry.grants as g
+                            where g.lease = f.current_lease and g.token = p_grant
+                              and p_configuration.registry_is_local),
            checked_role = session_user,
-           checked_until = p_known.key_expires_at,
+           checked_server = pgfence._this_server(),
            checked_version = p_configuration.version,
-           checked_server_start = pg_catalog.pg_postmaster_start_time(),
+           checked_until = p_known.key_expires_at,
            admitted_transaction = pg_catalog.pg_current_xact_id(),
            admitted_transaction_start = pg_catalog.transaction_timestamp(),
            admitted_backend = pg_catalog.pg_backend_pid(),
            admitted_until = case when pgfence._is_admitted(f) then f.admitted_until else p_lease_ends_at end,
-           commit_look = case when pgfence._is_admitted(f) then f.commit_look else 0 end
-     where f.resource = v_resource
-    returning f.* into strict v_fence;
-    perform pgfence._limit_transaction(v_fence.admitted_until);
-    return pgfence._verdict_of('ACCEPTED',
-        pgfence._write_receipt(v_fence, p_segment_seq, p_payload_digest, p_now), v_fence);
+           commit_look = 0
+     where f.resource = (p_known.grant_claims).resource
+    returning f.resource, f.highest_fence, f.operation_root, f.grant_digest, f.chain_before, f.checked_version,
+              f.admitted_until, least(f.admitted_until, f.checked_until)
+    into strict v_admission;
+    return v_admission;
 end
 $$;
-revoke all on function pgfence._admit(
-    pgfence._authentication, bigint, bytea, pgfence.configuration, timestamptz, timestamptz) from public;
-comment on function pgfence._admit(
-    pgfence._authentication, bigint, bytea, pgfence.configuration, timestamptz, timestamptz) is
-    'Writes the receipt of a segment and admits its resource in this transaction (R15, R20, R24). Raises PF202.';
+revoke all on function pgfence._admit(text, pgfence._authentication, bigint, pgfence.configuration, timestamptz) from public;
+comment on function pgfence._admit(text, pgfence._authentication, bigint, pgfence.configuration, timestamptz) is
+    'Admits a segment in this transaction (R20, R24).';

@@ -1,10 +1,10 @@
 -- The one place where a write is accepted or refused. The checks stand in the order of the
 -- contract, and the first one that fails is the verdict. fenced_apply() calls it with a segment,
--- advance() without one.
+-- and writes the receipt of one that may be accepted; advance() without one.
 create function pgfence._decide(
     p_grant text, p_segment_seq bigint, p_payload_digest bytea, p_status text
 )
-returns pgfence.verdict
+returns pgfence._decision
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
@@ -20,8 +20,8 @@ declare
     v_highest pgfence.operations;
     v_lease record;
     v_receipt pgfence.receipts;
-    v_now timestamptz;
     v_lowest_epoch bigint;
+    v_step bigint;
     v_next_segment bigint;
     v_refused text;
     v_reason text;
@@ -40,7 +40,7 @@ begin
                 v_explanation := v_known.explanation;
                 exit rules;
             end if;
-            if v_grant.audience <> v_known.audience then
+            if v_grant.audience is distinct from v_known.audience then
                 v_refused := 'WRONG_AUDIENCE';
                 v_explanation := pg_catalog.format('the grant was issued for database %s; this one is %s',
                     v_grant.audience, v_known.audience);
@@ -165,7 +165,7 @@ begin
              where r.resource = v_grant.resource and r.fence_token = v_grant.fence_token
                and r.segment_seq = p_segment_seq;
             if v_receipt.payload_digest = p_payload_digest then
-                return pgfence._verdict_of('REPLAYED', v_receipt, v_fence);
+                return row(pgfence._verdict_of('REPLAYED', v_receipt, v_fence), null)::pgfence._decision;
             end if;
             perform pgfence._quarantine_segment(v_receipt, p_payload_digest);
             v_refused := 'PAYLOAD_CONFLICT';
@@ -190,10 +190,12 @@ begin
         end if;
 
         -- R14: a higher fence within the step, from segment 1; the same fence, the next segment.
-        if v_grant.fence_token - v_fence.highest_fence > v_policy.largest_step then
+        -- A failover has raised the base of all fences, and that is no step of the registry's.
+        v_step := v_grant.fence_token - greatest(v_fence.highest_fence, v_configuration.fence_base);
+        if v_step > v_policy.largest_step then
             v_refused := 'FENCE_STEP';
             v_explanation := pg_catalog.format('fence %s lies %s above the highest one of %s, the policy allows %s',
-                v_grant.fence_token, v_grant.fence_token - v_fence.highest_fence, v_grant.resource, v_policy.largest_step);
+                v_grant.fence_token, v_step, v_grant.resource, v_policy.largest_step);
             exit rules;
         end if;
         v_next_segment := case when v_grant.fence_token > v_fence.highest_fence then 1 else v_fence.last_segment + 1 end;
@@ -206,25 +208,24 @@ begin
     end rules;
 
     if v_refused is not null then
-        return pgfence._refuse(v_refused, v_reason, v_explanation, v_grant, v_digest, v_fence, p_segment_seq,
-                               p_payload_digest);
+        return row(pgfence._refuse(v_refused, v_reason, v_explanation, v_grant, v_digest, v_fence, p_segment_seq,
+                                   p_payload_digest), null)::pgfence._decision;
     end if;
-    v_now := pg_catalog.clock_timestamp();
     if v_snapshot_isolation then
         -- From here to COMMIT nobody may change what was looked at.
         perform from pgfence.configuration as c for share;
     end if;
     if v_grant.fence_token > v_fence.highest_fence then
-        v_fence := pgfence._raise_fence(v_known, v_now);
+        v_fence := pgfence._raise_fence(v_known, pg_catalog.clock_timestamp());
     elsif not v_known.remembered then
         perform pgfence._remember_verification(v_known);
     end if;
     if p_segment_seq is null then
-        return pgfence._verdict_of('ADVANCED', null, v_fence);
+        return row(pgfence._verdict_of('ADVANCED', null, v_fence), null)::pgfence._decision;
     end if;
-    return pgfence._admit(v_known, p_segment_seq, p_payload_digest, v_configuration, v_lease.held_until, v_now);
+    return row(null, pgfence._admit(p_grant, v_known, p_segment_seq, v_configuration, v_lease.held_until))::pgfence._decision;
 end
 $$;
 revoke all on function pgfence._decide(text, bigint, bytea, text) from public;
 comment on function pgfence._decide(text, bigint, bytea, text) is
-    'Verdict on a segment (or, without one, on raising the fence): rules R5 to R14 in order. Lets 40001, 40P01, 55P03, 57014, 25P03 and 25P04 pass; raises PF202.';
+    'Verdict on a segment (or, without one, on raising the fence): rules R5 to R14 in order. Lets 40001, 40P01, 55P03, 57014, 25P03 and 25P04 pass.';

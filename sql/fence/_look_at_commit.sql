@@ -6,6 +6,10 @@
 -- deferred. So it probes: it updates its own row, which fires it again. If that happens at once
 -- (deeper than the probe), the mode is IMMEDIATE: back to deferred, and look again later. If it
 -- happens after the probe has returned, this is COMMIT (or PREPARE TRANSACTION).
+--
+-- Most often it need not probe, because PostgreSQL says what it is doing. A query of the one word COMMIT
+-- is that. And while there is no query at all and no caller, an implicit transaction ends: SET
+-- CONSTRAINTS is either the query, or a function on the stack.
 create function pgfence._look_at_commit()
 returns trigger
 language plpgsql
@@ -13,22 +17,27 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_late interval;
+    v_query text := pg_catalog.upper(pg_catalog.current_query());
+    v_stack text;
 begin
-    if new.commit_look = 0 then
-        update pgfence.fences set commit_look = pg_catalog.pg_trigger_depth() where resource = new.resource;
+    get diagnostics v_stack = pg_context;
+    if pg_catalog.strpos(v_stack, E'\n') = 0 and (v_query is null or v_query in ('COMMIT', 'COMMIT;')) then
+        null;
+    elsif new.commit_look = 0 then
+        update pgfence.fences set commit_look = pg_catalog.pg_trigger_depth()
+         where resource = new.resource and last_segment = new.last_segment;
+        return null;
     elsif pg_catalog.pg_trigger_depth() > new.commit_look then
         set constraints pgfence.look_at_commit deferred;
         update pgfence.fences set commit_look = 0 where resource = new.resource;
-    else
-        v_late := pg_catalog.clock_timestamp() - new.admitted_until;
-        if v_late >= interval '0' then
-            perform pgfence._raise('LEASE_ENDED',
-                pg_catalog.format('the lease on %s ended %s ms ago, while this transaction was open', new.resource,
-                       pg_catalog.ceil(extract(epoch from v_late) * 1000)),
-                'Nothing was written. Acquire the resource again, and commit segments well within the lease.', 'R19',
-                pg_catalog.jsonb_build_object('resource', new.resource, 'fence_token', new.highest_fence));
-        end if;
+        return null;
+    end if;
+    if pg_catalog.clock_timestamp() >= new.admitted_until then
+        perform pgfence._raise('LEASE_ENDED',
+            pg_catalog.format('the lease on %s ended %s ms ago, while this transaction was open', new.resource,
+                   pg_catalog.ceil(extract(epoch from pg_catalog.clock_timestamp() - new.admitted_until) * 1000)),
+            'Nothing was written. Acquire the resource again, and commit segments well within the lease.', 'R19',
+            pg_catalog.jsonb_build_object('resource', new.resource, 'fence_token', new.highest_fence));
     end if;
     return null;
 end
@@ -37,11 +46,7 @@ revoke all on function pgfence._look_at_commit() from public;
 comment on function pgfence._look_at_commit() is
     'Deferred constraint trigger on fences: raises PF203 when the lease ended before COMMIT (R19).';
 
-create constraint trigger look_at_commit after update on pgfence.fences
-    deferrable initially deferred
-    for each row when (new.admitted_transaction is not null
-                       and (new.admitted_transaction is distinct from old.admitted_transaction
-                            or new.admitted_transaction_start is distinct from old.admitted_transaction_start
-                            or new.commit_look <> old.commit_look))
-    execute function pgfence._look_at_commit();
+-- No WHEN: PostgreSQL would parse it again at every UPDATE.
+create constraint trigger look_at_commit after update of commit_look on pgfence.fences
+    deferrable initially deferred for each row execute function pgfence._look_at_commit();
 alter table pgfence.fences enable always trigger look_at_commit;

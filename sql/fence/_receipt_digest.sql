@@ -13,7 +13,7 @@ begin
     return pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws(' ',
         'receipt.v1', pg_catalog.encode(p_previous_digest, 'hex'), p_resource, p_fence_token, p_segment_seq,
         p_operation_root, pg_catalog.encode(p_grant_digest, 'hex'), pg_catalog.encode(p_payload_digest, 'hex'),
-        pg_catalog.trunc(extract(epoch from p_accepted_at) * 1000000)::bigint, p_session_role), 'UTF8'));
+        (pg_catalog.date_part('epoch', p_accepted_at) * 1000000)::bigint, p_session_role), 'UTF8'));
 end
 $$;
 revoke all on function pgfence._receipt_digest(bytea, text, bigint, bigint, text, bytea, bytea, timestamptz, text)

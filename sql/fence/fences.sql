@@ -2,22 +2,20 @@
 -- segments end. Locking this row is what makes a stale write impossible (R9, R51).
 create table pgfence.fences (
     resource                    text collate "C" not null constraint fences_pkey primary key,
-    highest_fence               bigint not null default 0
-        constraint fences_highest_fence check (highest_fence between 0 and 9007199254740991),
+    highest_fence               bigint not null default 0,
     operation_root              text,
     grant_digest                bytea,
     last_segment                bigint not null default 0,
     receipt_count               bigint not null default 0,
+    chain_before                bytea not null default '',
     -- what the last full check of the rules found: the next segment need not look again
-    checked_fence               bigint,
-    checked_token               bytea,
+    checked_hash                bigint,
     checked_role                text,
-    checked_until               timestamptz,
+    checked_server              text collate "C",
     checked_version             bigint,
-    checked_server_start        timestamptz,
+    checked_until               timestamptz,
     -- registry: changed in the transaction that changes a grant (R52)
-    issued_fence                bigint not null default 0
-        constraint fences_issued_fence check (issued_fence between 0 and 9007199254740991),
+    issued_fence                bigint not null default 0,
     current_lease               text collate "C",
     paused_because              text,
     -- admission: good only in the very transaction that wrote it (R24)
@@ -35,18 +33,17 @@ comment on column pgfence.fences.issued_fence is 'High-water mark of minted fenc
 comment on column pgfence.fences.current_lease is 'Lease that was granted last and not released.';
 comment on column pgfence.fences.paused_because is 'Why no write is accepted; null when the resource is not paused.';
 comment on column pgfence.fences.receipt_count is 'Receipts ever written; with the last segment, the end of the chain (R22).';
-comment on column pgfence.fences.checked_fence is
-    'Fence token of the grant that passed every rule; what was found is of no use once a higher one stands here.';
-comment on column pgfence.fences.checked_token is
-    'SHA-256 of its token; null when every segment must be checked in full.';
+comment on column pgfence.fences.chain_before is
+    'Digest of the last receipt of the fences before the highest one; empty when there is none (R22).';
+comment on column pgfence.fences.checked_hash is
+    'Hash of the token that passed every rule, the one that the registry keeps; null when the next segment must be checked in full.';
 comment on column pgfence.fences.checked_role is 'Login role that presented it (R6).';
-comment on column pgfence.fences.checked_until is 'When its key or the bundle ends (R4).';
+comment on column pgfence.fences.checked_server is 'Database and start of the server that checked it (R7, R39).';
 comment on column pgfence.fences.checked_version is 'Version of the configuration by which it was checked (R9).';
-comment on column pgfence.fences.checked_server_start is
-    'When the server had started that checked it: under the same one, the system identifier is the same (R39).';
+comment on column pgfence.fences.checked_until is 'When its key or the bundle ends (R4).';
 comment on column pgfence.fences.admitted_until is 'When the admitting transaction must have committed (R20).';
 comment on column pgfence.fences.commit_look is 'How deep the look at COMMIT is in its probe (R19).';
 
-create unique index fences_checked_token on pgfence.fences (checked_token);
+create index fences_checked_hash on pgfence.fences (checked_hash);
 
 grant select on pgfence.fences to pgfence_auditor;

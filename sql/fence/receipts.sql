@@ -3,7 +3,7 @@
 create table pgfence.receipts (
     resource        text collate "C" not null,
     fence_token     bigint not null,
-    segment_seq     bigint not null constraint receipts_segment_seq check (segment_seq >= 1),
+    segment_seq     bigint not null,
     operation_root  text not null,
     grant_digest    bytea not null,
     payload_digest  bytea not null,

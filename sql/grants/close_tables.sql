@@ -33,7 +33,7 @@ begin
         execute pg_catalog.format('create policy readable on %s for select using (true)', v_table);
         execute pg_catalog.format(
             'create trigger closed before insert or update or delete or truncate on %s for each statement '
-            'when (current_user <> ''pgfence_owner'') execute function pgfence._refuse_direct_write()', v_table);
+            'when (current_user <> ''pgfence_owner''::text) execute function pgfence._refuse_direct_write()', v_table);
         execute pg_catalog.format('alter table %s enable always trigger closed', v_table);
     end loop;
 end

@@ -15,12 +15,14 @@ declare
     v_columns text[] := '{}';           -- n.batch_date
     v_columns_by_bytes text[] := '{}';  -- the same, text by its bytes and not by its collation
     v_other_types text[] := '{}';       -- pg_typeof(v_row.batch_date)::oid <> 1082
-    v_differences text[] := '{}';       -- r.batch_date is distinct from that of the first row
+    v_differences text[] := '{}';       -- r.batch_date is distinct from v_row.batch_date
     v_resource_of_row text[] := '{}';   -- 'invoice-batch/', to_char(v_row.batch_date, ...)
     v_resource_of_group text[] := '{}'; -- the same of g.batch_date
     v_select_row text;
+    v_resource_of text;
     v_check_row text;
-    v_find_others text := '';
+    v_by_operation text := '';
+    v_rows text;
     v_operation text;
 begin
     for v_piece in
@@ -70,7 +72,7 @@ begin
             v_columns_by_bytes := v_columns_by_bytes || format('n.%1$s%2$s as %1$s', v_column.name, v_column.by_bytes);
             v_other_types := v_other_types || format('pg_typeof(v_row.%s)::oid <> %s', v_column.name, v_column.type::oid);
             v_differences := v_differences
-                || format('r.%1$s is distinct from (select f.%1$s from r as f limit 1)', v_column.name);
+                || format('r.%1$s is distinct from v_row.%1$s', v_column.name);
         end if;
     end loop;
 
@@ -82,33 +84,48 @@ begin
     end if;
 
     v_select_row := 'select ' || array_to_string(v_columns, ', ') || ' into v_row from ';
-    v_check_row := '
+    v_resource_of := '
     if ' || array_to_string(v_other_types, ' or ') || ' then
         perform pgfence._refuse_changed_column(tg_relid);
     end if;
-    v_resource := ' || array_to_string(v_resource_of_row, ' || ') || ';
+    v_resource := ' || array_to_string(v_resource_of_row, ' || ') || ';';
+    v_check_row := v_resource_of || '
     if (v_resource = v_admitted) is not true then
         if not exists (select from pgfence.admitted_resources as a where a.resource = v_resource) then
             perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
         end if;
     end if;';
-    foreach v_operation in array array['INSERT', 'UPDATE', 'DELETE'] loop
-        -- without parameters, or PostgreSQL would weigh a new plan every time
-        v_find_others := v_find_others || case v_operation when 'INSERT' then '
-    if' else '
-    elsif' end || ' tg_op = ' || quote_literal(v_operation) || ' then
-        with r as not materialized (' || concat_ws(' union all ',
+    -- What is asked most often comes first: PostgreSQL sets up every expression anew in each transaction.
+    foreach v_operation in array array['UPDATE', 'INSERT', 'DELETE'] loop
+        v_rows := concat_ws(' union all ',
             case when v_operation <> 'DELETE' then
                 'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_new_rows as n' end,
             case when v_operation <> 'INSERT' then
-                'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_old_rows as n' end) || ')
-        select o.resource into v_resource
-        from (
-            select (' || array_to_string(v_resource_of_group, ' || ') || ') collate "C" as resource
-            from (select distinct r.* from r where ' || array_to_string(v_differences, ' or ') || ') as g
-        ) as o
-        where (select true from pgfence.admitted_resources as a where a.resource = o.resource) is null
-        limit 1;';
+                'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_old_rows as n' end);
+        v_by_operation := v_by_operation || '
+    elsif tg_op = ' || quote_literal(v_operation) || ' then
+        ' || v_select_row || case v_operation when 'DELETE' then 'pgfence_old_rows' else 'pgfence_new_rows' end || ' as n limit 1;'
+        || case v_operation when 'UPDATE' then '
+        if not found then
+            ' || v_select_row || 'pgfence_old_rows as n limit 1;
+        end if;' else '' end || '
+        if not found then
+            return null;
+        end if;' || v_resource_of || '
+        -- is it admitted, and are there any that differ from it?
+        select exists (select from pgfence.admitted_resources as a where a.resource = v_resource),
+               exists (select from (' || v_rows || ') as r where ' || array_to_string(v_differences, ' or ') || ')
+        into v_is_admitted, v_has_others;
+        if v_is_admitted and v_has_others then
+            select o.resource into v_resource
+            from (
+                select (' || array_to_string(v_resource_of_group, ' || ') || ') collate "C" as resource
+                from (select distinct r.* from (' || v_rows || ') as r where ' || array_to_string(v_differences, ' or ') || ') as g
+            ) as o
+            where (select true from pgfence.admitted_resources as a where a.resource = o.resource) is null
+            limit 1;
+            v_is_admitted := not found;
+        end if;';
     end loop;
     return '
 #variable_conflict use_variable
@@ -116,10 +133,10 @@ declare
     v_row record;
     v_resource text collate "C";
     v_admitted text collate "C";
+    v_is_admitted boolean;
+    v_has_others boolean;
 begin
-    if tg_op = ''TRUNCATE'' then
-        perform pgfence._refuse_write(tg_relid, tg_op, null);
-    elsif tg_level = ''ROW'' then
+    if tg_level = ''ROW'' then
         if tg_op <> ''INSERT'' then
             v_row := old;' || v_check_row || '
             v_admitted := v_resource;
@@ -129,21 +146,9 @@ begin
         end if;
         return null;
     elsif to_regclass(''pgfence_new_rows'') is not null or to_regclass(''pgfence_old_rows'') is not null then
-        perform pgfence._refuse_shadowed(tg_relid);
+        perform pgfence._refuse_shadowed(tg_relid);' || v_by_operation || '
     end if;
-
-    -- one row, and then only those that differ from it
-    if tg_op <> ''DELETE'' then
-        ' || v_select_row || 'pgfence_new_rows as n limit 1;
-    end if;
-    if tg_op = ''DELETE'' or tg_op = ''UPDATE'' and not found then
-        ' || v_select_row || 'pgfence_old_rows as n limit 1;
-    end if;
-    if not found then
-        return null;
-    end if;' || v_check_row || v_find_others || '
-    end if;
-    if found then
+    if v_is_admitted is not true then -- TRUNCATE never is
         perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
     end if;
     return null;

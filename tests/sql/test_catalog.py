@@ -45,7 +45,7 @@ class Case:
 CASES = [
     Case(
         "every function pins search_path, with pg_temp last",
-        f"{FUNCTIONS} p.proconfig is distinct from array['search_path=pg_catalog, pg_temp']",
+        f"{FUNCTIONS} ('search_path=pg_catalog, pg_temp' = any (p.proconfig)) is not true",
         "alter function pgfence.schema_version() set search_path = pg_catalog",
         "pgfence.schema_version()",
     ),

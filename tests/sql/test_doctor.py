@@ -234,6 +234,9 @@ CASES = [
          "alter function pgfence.protect(regclass, text) security definer"),
     case("FUNCTION_CHANGED", "pgfence._database_identity()",
          "alter function pgfence._database_identity() immutable"),
+    case("ATTESTATION_CHANGED", "pgfence._guards_are_whole(text)",
+         "create or replace function pgfence._guards_are_whole(p_resource text) returns boolean"
+         " language plpgsql set search_path = pg_catalog, pg_temp as 'begin return true; end'"),
     case("FUNCTION_SEARCH_PATH", "pgfence.advance(text,text)",
          "alter function pgfence.advance(text, text) reset search_path"),
     case("FUNCTION_SEARCH_PATH", "pgfence.advance(text,text)",
@@ -471,6 +474,7 @@ def test_r26_who_may_not_look_is_told_what_was_not_looked_at(patient: Database) 
     assert {u.reason for u in report.unseen} == {
         "permission denied for table workload_roles",
         "permission denied for table protected_tables",
+        "permission denied for function attestation_source",
     }
     assert not report.is_clean
     plant(patient, "revoke trigger on sales.invoices from worker_b")

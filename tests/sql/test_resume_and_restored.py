@@ -138,6 +138,34 @@ def test_r34_asking_again_for_a_grant_of_before_does_not_bring_it_back(
     assert worker.apply(decided.token, 1).verdict == "ACCEPTED"
 
 
+@pytest.mark.rule("R14", "R39")
+def test_r14_the_step_counts_from_the_base_to_which_failovers_have_raised_the_fences(
+    database: Database, worker: Worker, dba: Worker, keys: Keys
+) -> None:
+    """Else a new resource could not be written after a few failovers, or after one if the policy
+    allows small steps only."""
+    as_owner(database, "select pgfence.set_policy('', null, 10)")
+    old = worker.acquire(RESOURCE)
+    assert worker.apply(old.token, 1).verdict == "ACCEPTED"
+    for _ in range(20):
+        base = dba.call("select * from pgfence.restored()").fence_base
+    assert base > 2**40
+    for resource in (RESOURCE, "new"):
+        taken = worker.acquire(resource)
+        assert worker.apply(taken.token, 1).verdict == "ACCEPTED"
+        far = forge(
+            grant_of(taken.token), keys, fence_token=taken.fence_token + 11,
+            operation_root=f"sha256:{'1' * 64}",
+        )  # fmt: skip
+        as_owner(
+            database,
+            "update pgfence_registry.grants set digest = sha256(convert_to(%s, 'UTF8'))"
+            " where lease = %s",
+            [grant_of(far).encode().decode(), taken.lease],
+        )
+        assert worker.apply(far, 1).verdict == "FENCE_STEP"
+
+
 @pytest.mark.rule("R39")
 def test_r39_restored_waits_for_the_transactions_that_were_admitted_before(
     database: Database, worker: Worker, dba: Worker

@@ -172,7 +172,10 @@ def test_r4_a_remembered_verification_does_not_outlive_its_key(
     assert worker.advance(held.token).verdict == "UNKNOWN_KEY"
 
     # The control: what the fence row remembers is still there, and only the version says no.
-    as_owner(database, "update pgfence.configuration set version = version - 1")
+    as_owner(
+        database,
+        "update pgfence.fences set checked_version = (select version from pgfence.configuration)",
+    )
     assert worker.apply(held.token, 2).verdict == "ACCEPTED"
 
 

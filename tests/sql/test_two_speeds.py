@@ -55,7 +55,7 @@ TAKEN_AWAY = {
         "REBIND_REQUIRED",
     ),
     "the server was started again elsewhere": (
-        "with restarted as (update pgfence.fences set checked_server_start = 'epoch')"
+        "with restarted as (update pgfence.fences set checked_server = 'x')"
         " update pgfence.configuration set system_identifier = 1",
         "REBIND_REQUIRED",
     ),
@@ -81,10 +81,23 @@ TAKEN_AWAY = {
         "UNKNOWN_KEY",
     ),
     "a newer owner has written": (
-        "update pgfence.fences set highest_fence = 8, last_segment = 1, checked_token = null",
+        "update pgfence.fences set highest_fence = 8, last_segment = 1, checked_hash = null",
         "STALE_OWNER",
     ),
 }
+
+
+def test_r4_hash_of_a_token_is_not_the_token(worker: Worker, database: Database) -> None:
+    """The hash only finds the row; two tokens may have the same one."""
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    another = "v4.public.another"
+    as_owner(
+        database,
+        "update pgfence.fences"
+        f" set checked_hash = pg_catalog.hashtextextended('{another}' collate \"C\", 0)",
+    )
+    assert worker.apply(another, 2).verdict == "MALFORMED"
 
 
 @pytest.mark.parametrize("what", TAKEN_AWAY)

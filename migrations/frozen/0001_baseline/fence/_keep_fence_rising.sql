@@ -10,6 +10,8 @@ begin
             when 'UPDATE' then pg_catalog.format(
                 'fence of %s cannot go from %s (minted %s) to %s (minted %s)', old.resource,
                 old.highest_fence, old.issued_fence, new.highest_fence, new.issued_fence)
+            when 'INSERT' then pg_catalog.format('%s cannot begin with fence %s (minted %s)', new.resource,
+                new.highest_fence, new.issued_fence)
             else 'fences cannot be deleted: a forgotten fence lets stale owners in'
         end,
         'Fence tokens only rise. To go on after a restore, let owners acquire again.', 'R17');
@@ -21,9 +23,16 @@ revoke all on function pgfence._keep_fence_rising() from public;
 -- next statement
 comment on function pgfence._keep_fence_rising() is 'Trigger: raises PF205, a fence never goes down (R17).';
 -- next statement
-create trigger keep_fence_rising before update on pgfence.fences
+-- Only where an UPDATE names these columns: PostgreSQL parses a WHEN, and a CHECK, again at every UPDATE.
+create trigger keep_fence_rising before update of resource, highest_fence, issued_fence on pgfence.fences
     for each row when (new.highest_fence < old.highest_fence or new.issued_fence < old.issued_fence
+                       or greatest(new.highest_fence, new.issued_fence) > 9007199254740991
                        or new.resource <> old.resource)
+    execute function pgfence._keep_fence_rising();
+-- next statement
+create trigger keep_fence_in_range before insert on pgfence.fences
+    for each row when (least(new.highest_fence, new.issued_fence) < 0
+                       or greatest(new.highest_fence, new.issued_fence) > 9007199254740991)
     execute function pgfence._keep_fence_rising();
 -- next statement
 create trigger keep_fence before delete on pgfence.fences
@@ -33,6 +42,8 @@ create trigger keep_fences before truncate on pgfence.fences
     for each statement execute function pgfence._keep_fence_rising();
 -- next statement
 alter table pgfence.fences enable always trigger keep_fence_rising;
+-- next statement
+alter table pgfence.fences enable always trigger keep_fence_in_range;
 -- next statement
 alter table pgfence.fences enable always trigger keep_fence;
 -- next statement

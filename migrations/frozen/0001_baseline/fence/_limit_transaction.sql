@@ -7,24 +7,30 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_left_ms bigint := greatest(1, least(2147483647,
-        pg_catalog.floor(extract(epoch from p_until - pg_catalog.clock_timestamp()) * 1000)));
-    v_set_ms bigint;
+    v_left_ms constant bigint := greatest(1, least(2147483647,
+        pg_catalog.date_part('epoch', p_until - pg_catalog.clock_timestamp()) * 1000));
+    v_left constant text := v_left_ms;
+    v_set text := pg_catalog.current_setting('idle_in_transaction_session_timeout');
 begin
-    -- current_setting() and a cast, not pg_settings: that view reads every setting there is.
-    v_set_ms := extract(epoch from pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval) * 1000;
-    if v_set_ms = 0 or v_set_ms > v_left_ms then
-        perform pg_catalog.set_config('idle_in_transaction_session_timeout', v_left_ms::text, true);
-    end if;
-    if pg_catalog.current_setting('server_version_num')::integer >= 170000 then
-        v_set_ms := extract(epoch from pg_catalog.current_setting('transaction_timeout')::interval) * 1000;
-        -- The running timer counts from when it was set, at the earliest from the start of the transaction.
-        if v_set_ms = 0 or v_set_ms
-               - extract(epoch from pg_catalog.clock_timestamp() - pg_catalog.transaction_timestamp()) * 1000 > v_left_ms then
-            -- First 0: a timer that runs keeps its old end otherwise.
-            perform pg_catalog.set_config('transaction_timeout', '0', true);
-            perform pg_catalog.set_config('transaction_timeout', v_left_ms::text, true);
+    if v_set <> '0' then
+        if pg_catalog.date_part('epoch', v_set::interval) * 1000 > v_left_ms then
+            v_set := '0';
         end if;
+    end if;
+    if v_set = '0' then
+        v_set := pg_catalog.set_config('idle_in_transaction_session_timeout', v_left, true);
+    end if;
+    v_set := pg_catalog.current_setting('transaction_timeout', true);  -- null before PostgreSQL 17
+    if v_set <> '0' then
+        -- A timer that runs counts from when it was set, at the earliest from the start of the transaction.
+        if pg_catalog.date_part('epoch', v_set::interval
+               - (pg_catalog.clock_timestamp() - pg_catalog.transaction_timestamp())) * 1000 > v_left_ms then
+            -- First 0: it keeps its old end otherwise.
+            v_set := pg_catalog.set_config('transaction_timeout', '0', true);
+        end if;
+    end if;
+    if v_set = '0' then
+        v_set := pg_catalog.set_config('transaction_timeout', v_left, true);
     end if;
 end
 $$;

@@ -9,7 +9,7 @@ begin
     if p_grant is null then
         perform pgfence._raise('INVALID_ARGUMENT', 'advance: p_grant is NULL', 'Pass the grant token.', 'R21');
     end if;
-    return pgfence._decide(p_grant collate "C", null, null, p_status collate "C");
+    return (pgfence._decide(p_grant collate "C", null, null, p_status collate "C")).answer;
 end
 $$;
 -- next statement

@@ -12,13 +12,20 @@ returns pgfence.verdict
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $$
 declare
+    v_read_committed boolean;
+    v_session_role constant text := session_user;
+    v_hash bigint;
+    v_last_segment bigint;
     v_payload_digest bytea;
-    v_fence pgfence.fences;
-    v_version bigint;
+    v_decision pgfence._decision;
+    v_admission pgfence._admission;
+    v_accepted_at timestamptz;
+    v_digest bytea;
 begin
-    if p_grant is null or p_segment_seq is null or p_payload is null or p_segment_seq < 1 then
+    if (p_grant is not null and p_payload is not null and p_segment_seq >= 1) is not true then
         perform pgfence._raise('INVALID_ARGUMENT',
             case when p_grant is null then 'fenced_apply: p_grant is NULL'
                  when p_segment_seq is null then 'fenced_apply: p_segment_seq is NULL'
@@ -27,56 +34,73 @@ begin
             'Pass the grant token, a segment number from 1 on, and a payload ('''' is one).', 'R5');
     end if;
     v_payload_digest := pg_catalog.sha256(pg_catalog.convert_to(p_payload, 'UTF8'));
+    v_last_segment := p_segment_seq - 1;
+    v_read_committed := pg_catalog.current_setting('transaction_isolation') = 'read committed';
+
     -- Outside READ COMMITTED the configuration must be locked (R9): that is for the text.
-    if p_status is not null or pg_catalog.current_setting('transaction_isolation') <> 'read committed' then
-        return pgfence._decide(p_grant collate "C", p_segment_seq, v_payload_digest, p_status collate "C");
+    if v_read_committed and p_status is null then
+        v_hash := pg_catalog.hashtextextended(p_grant collate "C", 0);
+        update pgfence.fences as f
+           set last_segment = p_segment_seq,
+               receipt_count = f.receipt_count + 1,
+               admitted_transaction = pg_catalog.pg_current_xact_id(),
+               admitted_transaction_start = pg_catalog.transaction_timestamp(),
+               admitted_backend = pg_catalog.pg_backend_pid(),
+               -- R20; an ID that comes again in a restored row could only end the transaction sooner
+               admitted_until = case f.admitted_transaction when pg_catalog.pg_current_xact_id()
+                                then f.admitted_until else g.lease_ends_at end,
+               commit_look = 0
+          from pgfence_registry.grants as g
+         where f.checked_hash = v_hash                                                      -- since it was checked:
+           and g.lease = f.current_lease                                                    -- no other grant, R10, R13
+           and g.token = p_grant                                                            -- the same token, R5, R11
+           and f.checked_role = v_session_role                                              -- R6
+           and f.checked_server = pgfence._this_server()                                    -- R7
+           and f.checked_version = (select c.version from pgfence.configuration as c)       -- R6, R7, R8
+           and least(f.checked_until, g.lease_ends_at) > pg_catalog.clock_timestamp()       -- R4, R13
+           and f.last_segment = v_last_segment                                              -- R12, R14
+        returning f.resource, f.highest_fence, f.operation_root, f.grant_digest, f.chain_before, f.checked_version,
+                  f.admitted_until, least(f.admitted_until, f.checked_until)
+        into v_admission;
+    end if;
+    if v_admission.resource is null then
+        v_decision := pgfence._decide(p_grant collate "C", p_segment_seq, v_payload_digest, p_status collate "C");
+        if (v_decision.answer).verdict is not null then
+            return v_decision.answer;
+        end if;
+        v_admission := v_decision.admission;
     end if;
 
-    select c.version into v_version
-      from pgfence.configuration as c join pg_catalog.pg_database as d on d.oid = c.database_oid
-     where d.datname = pg_catalog.current_database()                                                  -- R7
-       and c.timeline = pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8);
-    update pgfence.fences as f
-       set last_segment = p_segment_seq,
-           receipt_count = f.receipt_count + 1,
-           admitted_transaction = pg_catalog.pg_current_xact_id(),
-           admitted_transaction_start = pg_catalog.transaction_timestamp(),
-           admitted_backend = pg_catalog.pg_backend_pid(),
-           admitted_until = case when f.admitted_transaction = pg_catalog.pg_current_xact_id()
-                                      and f.admitted_transaction_start = pg_catalog.transaction_timestamp()
-                                      and f.admitted_backend = pg_catalog.pg_backend_pid()
-                                 then f.admitted_until else g.lease_ends_at end,
-           commit_look = case when f.admitted_transaction = pg_catalog.pg_current_xact_id()
-                                   and f.admitted_transaction_start = pg_catalog.transaction_timestamp()
-                                   and f.admitted_backend = pg_catalog.pg_backend_pid()
-                              then f.commit_look else 0 end
-      from pgfence_registry.grants as g
-     where f.checked_token = pg_catalog.sha256(pg_catalog.convert_to(p_grant, 'UTF8'))  -- R5, R11
-       and f.checked_fence = f.highest_fence                                            -- R10
-       and f.checked_version = v_version                                                -- R6, R7, R8
-       and f.checked_server_start = pg_catalog.pg_postmaster_start_time()               -- R7
-       and f.checked_until > pg_catalog.clock_timestamp()                               -- R4
-       and f.checked_role = session_user                                                -- R6
-       and f.paused_because is null                                                     -- R8
-       and f.issued_fence = f.highest_fence and g.lease = f.current_lease               -- R13: not released,
-       and g.lease_ends_at > pg_catalog.clock_timestamp()                               -- superseded or expired
-       and f.last_segment = p_segment_seq - 1                                           -- R12, R14
-    returning f.* into v_fence;
-    if not found then
-        return pgfence._decide(p_grant collate "C", p_segment_seq, v_payload_digest, null);
+    if not (v_read_committed and pgfence._guards_are_whole(v_admission.resource)) then
+        perform pgfence._attest_guards(v_admission.resource);                                                 -- R25
     end if;
-    perform pgfence._attest_guards(v_fence.resource);
-    -- Now that the lock is held: what may have changed while we waited for it (R9)? PostgreSQL looks at
-    -- the WHERE again only when the one who held the lock has changed the row.
-    if pg_catalog.clock_timestamp() >= least(v_fence.admitted_until, v_fence.checked_until)
-       or not exists (select from pgfence.configuration as c where c.version = v_version) then
+    -- The receipt, behind the one before it in the chain (R15, R22). Now that the lock is held: what may
+    -- have changed while we waited for it (R9)? PostgreSQL looks at the WHERE above again only when the
+    -- one who held the lock has changed the row.
+    v_accepted_at := pg_catalog.clock_timestamp();
+    insert into pgfence.receipts as r
+        (resource, fence_token, segment_seq, operation_root, grant_digest, payload_digest, session_role, accepted_at,
+         previous_digest, digest)
+    select v_admission.resource, v_admission.fence_token, p_segment_seq, v_admission.operation_root, v_admission.grant_digest,
+           v_payload_digest, v_session_role, v_accepted_at, b.digest,
+           pgfence._receipt_digest(b.digest, v_admission.resource, v_admission.fence_token, p_segment_seq,
+               v_admission.operation_root, v_admission.grant_digest, v_payload_digest, v_accepted_at, v_session_role)
+      from pgfence.configuration as c
+      left join pgfence.receipts as l on l.resource = v_admission.resource and l.fence_token = v_admission.fence_token
+                                     and l.segment_seq = v_last_segment
+     cross join lateral (select case p_segment_seq when 1 then v_admission.chain_before else l.digest end) as b (digest)
+     where c.version = v_admission.checked_version
+       and v_accepted_at < v_admission.good_until
+    returning r.digest into v_digest;
+    if not found then
         raise exception using errcode = 'serialization_failure',
-            message = pg_catalog.format('lease, bundle, policies or workloads changed while the call waited for %s', v_fence.resource),
+            message = pg_catalog.format('lease, bundle, policies or workloads changed while the call waited for %s', v_admission.resource),
             hint = 'Try the transaction again.', constraint = 'R9';
     end if;
-    perform pgfence._limit_transaction(v_fence.admitted_until);
-    return pgfence._verdict_of('ACCEPTED',
-        pgfence._write_receipt(v_fence, p_segment_seq, v_payload_digest, pg_catalog.clock_timestamp()), v_fence);
+    perform pgfence._limit_transaction(v_admission.ends_at);
+    return row('ACCEPTED', null, null, v_admission.resource, v_admission.fence_token, p_segment_seq, v_admission.fence_token,
+               p_segment_seq, pg_catalog.encode(v_digest, 'hex'), pg_catalog.encode(v_payload_digest, 'hex'),
+               v_accepted_at)::pgfence.verdict;
 end
 $$;
 -- next statement

@@ -1,0 +1,14 @@
+-- A segment that is admitted in this transaction: what its receipt says, and until when it may commit.
+create type pgfence._admission as (
+    resource        text,
+    fence_token     bigint,
+    operation_root  text,
+    grant_digest    bytea,
+    chain_before    bytea,
+    checked_version bigint,
+    ends_at         timestamptz,
+    good_until      timestamptz
+);
+-- next statement
+comment on type pgfence._admission is
+    'An admitted segment. ends_at: when the transaction must have committed (R20); good_until: that, or when the key ends.';

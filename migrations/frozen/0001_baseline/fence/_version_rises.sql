@@ -1,0 +1,21 @@
+-- Every change of the configuration has a version of its own, so that what was found by an earlier one
+-- is not believed any more (R9).
+create function pgfence._version_rises()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    new.version := old.version + 1;
+    return new;
+end
+$$;
+-- next statement
+revoke all on function pgfence._version_rises() from public;
+-- next statement
+comment on function pgfence._version_rises() is 'Trigger: gives each change of the configuration the next version (R9).';
+-- next statement
+create trigger version_rises before update on pgfence.configuration
+    for each row execute function pgfence._version_rises();
+-- next statement
+alter table pgfence.configuration enable always trigger version_rises;
