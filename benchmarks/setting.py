@@ -114,6 +114,10 @@ def copy_of(database: support.Database, name: str) -> support.Database:
     return copy
 
 
+#: Grants that a registry process signs at one look.
+A_LOOK = 100
+
+
 def grant(database: support.Database, resources: Sequence[str]) -> list[str]:
     """A lease on each resource for the worker; the tokens, which the scripts find in `tokens`."""
     with database.connect(WORKER) as worker:
@@ -125,8 +129,9 @@ def grant(database: support.Database, resources: Sequence[str]) -> list[str]:
         with worker.pipeline():
             for request in asked:
                 worker.execute(ask, request)
-        support.sign_pending(database)
-        tokens = [str(one(worker, ask, request)) for request in asked]
+        for _ in range(0, len(asked), A_LOOK):
+            support.sign_pending(database)
+        tokens = [one(worker, ask, request) for request in asked]
     with database.connect() as conn, conn.cursor() as cursor:
         cursor.executemany(
             "insert into tokens values (%s, %s, %s)",
@@ -137,7 +142,7 @@ def grant(database: support.Database, resources: Sequence[str]) -> list[str]:
 
 def fill(database: support.Database, resources: int, receipts: int) -> None:
     """So many resources, a few of which the scripts use in turn, and so many receipts."""
-    used = range(1, resources + 1, max(1, resources // 100))
+    used = range(1, resources + 1, max(1, resources // 1000))
     tokens = grant(database, [f"batch/{n}" for n in used])
     with database.connect(WORKER) as worker:
         for token in tokens:
