@@ -125,7 +125,7 @@ def test_r39_a_standby_takes_no_write_before_it_is_promoted(
             new.acquire(role, "r")
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         new.worker("worker_a").renew(held.lease)
-    with pytest.raises(psycopg.Error, match="recovery is in progress"):
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         new.apply(held)
     assert old.apply(held) == "ACCEPTED"
 

@@ -40,7 +40,7 @@ begin
                 v_explanation := v_known.explanation;
                 exit rules;
             end if;
-            if v_grant.audience is distinct from v_known.audience then
+            if v_grant.audience <> v_known.audience then
                 v_refused := 'WRONG_AUDIENCE';
                 v_explanation := pg_catalog.format('the grant was issued for database %s; this one is %s',
                     v_grant.audience, v_known.audience);
