@@ -13,7 +13,7 @@ from tests import support
 
 FEW = {
     "rounds": 1,
-    "seconds": 1,
+    "seconds": 0,
     "segments": 3,
     "bulk-rows": 10,
     "few-resources": 10,
