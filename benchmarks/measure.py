@@ -100,7 +100,7 @@ def functions(template: support.Database, sizes: Sizes, say: Say) -> Figures:
     taken: dict[str, list[float]] = {}
     for number in range(sizes.rounds):
         conn.execute("select pg_stat_reset()")
-        pgbench(database, "apply", 1, f"--time={sizes.seconds}")
+        pgbench(database, "apply", 1, f"--transactions={10 * sizes.segments}")
         support.wait_until(
             lambda: one(
                 conn, "select count(*) = 0 from pg_stat_activity where usename = %s", [WORKER]
