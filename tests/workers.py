@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from pgfence import tokens
@@ -144,7 +145,7 @@ def fence_row(database: Database, resource: str) -> Any:
         )
 
 
-def as_owner(database: Database, query: str, parameters: Any = ()) -> None:
+def as_owner(database: Database, query: str | sql.Composed, parameters: Any = None) -> None:
     """One statement as pgfence_owner: what a test must set up that no function does."""
     with psycopg.connect(database.dsn()) as conn:
         conn.execute("set local role pgfence_owner")
@@ -210,3 +211,52 @@ def in_background(function: Callable[[], Any]) -> Future[Any]:
     future = executor.submit(function)
     executor.shutdown(wait=False)
     return future
+
+
+def age_receipts(
+    database: Database, resource: str, *, hours: float = 2, last: tuple[int, int] | None = None
+) -> None:
+    """Make receipts older, up to the one with this fence and segment, in a chain that verifies."""
+    fence, segment = last or (2**53, 1)
+    as_owner(
+        database,
+        sql.SQL("""
+        do $$
+        declare
+            v_receipt pgfence.receipts;
+            v_resource constant text := {resource};
+            v_previous bytea := coalesce((
+                select s.last_digest from pgfence.pruned_stretches as s
+                 where s.resource = v_resource
+                 order by s.from_fence desc, s.from_segment desc limit 1), '');
+        begin
+            for v_receipt in
+                select r.* from pgfence.receipts as r where r.resource = v_resource
+                 order by r.fence_token, r.segment_seq
+            loop
+                if (v_receipt.fence_token, v_receipt.segment_seq) <= ({fence}, {segment}) then
+                    v_receipt.accepted_at := v_receipt.accepted_at - {hours} * interval '1 hour';
+                end if;
+                update pgfence.fences as f set chain_before = v_previous
+                 where f.resource = v_resource and f.highest_fence = v_receipt.fence_token
+                   and v_receipt.segment_seq = 1;
+                update pgfence.receipts as r
+                   set accepted_at = v_receipt.accepted_at, previous_digest = v_previous,
+                       digest = pgfence._receipt_digest(
+                           v_previous, v_resource, r.fence_token, r.segment_seq, r.operation_root,
+                           r.grant_digest, r.payload_digest, v_receipt.accepted_at, r.session_role)
+                 where r.resource = v_resource and r.fence_token = v_receipt.fence_token
+                   and r.segment_seq = v_receipt.segment_seq
+                returning r.digest into v_previous;
+            end loop;
+            update pgfence.fences as f set chain_before = v_previous
+             where f.resource = v_resource and f.last_segment = 0;
+        end
+        $$
+        """).format(
+            resource=sql.Literal(resource),
+            fence=sql.Literal(fence),
+            segment=sql.Literal(segment),
+            hours=sql.Literal(hours),
+        ),
+    )

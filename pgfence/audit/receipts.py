@@ -1,7 +1,8 @@
-"""Read receipts, and check their chains (R22)."""
+"""Read receipts, check their chains, and prune what is old (R22)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -43,10 +44,38 @@ class Chain:
     """Whether the receipts of one resource form an unbroken chain, and where they do not."""
 
     resource: str
+    #: Receipts that fit: all of them where the chain is whole, else those before the bad one.
     receipts: int
+    #: Receipts that were pruned, and of which the ends are kept.
+    pruned: int
     ok: bool
     first_bad_fence: int | None
     first_bad_segment: int | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prunable:
+    """What pruning would take of one resource: its receipts up to this fence and segment."""
+
+    resource: str
+    receipts: int
+    to_fence: int
+    to_segment: int
+    #: Size of the rows, without their index.
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A stretch of receipts that was pruned; or none, and why, where `problem` is not None."""
+
+    resource: str
+    receipts: int
+    from_fence: int | None
+    from_segment: int | None
+    to_fence: int | None
+    to_segment: int | None
     problem: str | None
 
 
@@ -77,3 +106,32 @@ def verify(conn: Connection, resource: str) -> Chain:
     )
     assert row is not None  # noqa: S101 - the function answers one row
     return row
+
+
+def prunable(conn: Connection, retention: timedelta, resource: str | None) -> list[Prunable]:
+    """Receipts of superseded fences older than the retention; resource: of this one alone.
+
+    Changes nothing, and needs no more than pgfence_auditor.
+    """
+    return (
+        conn.cursor(row_factory=class_row(Prunable))
+        .execute("select * from pgfence.prunable_receipts(%s, %s)", (retention, resource))
+        .fetchall()
+    )
+
+
+def prune(conn: Connection, retention: timedelta, resource: str, batch: int) -> Iterator[Pruned]:
+    """Prune a resource, in transactions of at most `batch` receipts; what each of them did.
+
+    conn: a connection in autocommit of a member of pgfence_owner. A chain that does not verify is
+    not pruned: the last answer then names the problem.
+    """
+    cursor = conn.cursor(row_factory=class_row(Pruned))
+    while True:
+        query = "select * from pgfence.prune_receipts(%s, %s, %s)"
+        row = cursor.execute(query, (resource, retention, batch)).fetchone()
+        assert row is not None  # noqa: S101 - the function answers one row
+        if row.receipts or row.problem:
+            yield row
+        if row.receipts < batch:
+            return

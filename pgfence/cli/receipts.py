@@ -1,12 +1,15 @@
-"""pgfence receipts RESOURCE; pgfence receipts verify [RESOURCE]"""
+"""pgfence receipts RESOURCE, and verify [RESOURCE] or prune [RESOURCE] in its place"""
 
+from datetime import timedelta
 from typing import Annotated
 
 import typer
+from rich.progress import Progress
 
 from pgfence.audit import receipts as audit
 from pgfence.cli.output import (
     FOUND,
+    Connection,
     Dsn,
     Json,
     console,
@@ -16,30 +19,51 @@ from pgfence.cli.output import (
     reported,
 )
 
+#: Receipts in one transaction of a pruning: some tenths of a second.
+_BATCH = 10_000
+_OF_PRUNE = "Of prune: "
+
 
 @reported
 def receipts(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="RESOURCE | verify [RESOURCE]", show_default=False),
+        typer.Argument(
+            metavar="RESOURCE | verify [RESOURCE] | prune [RESOURCE]", show_default=False
+        ),
     ],
+    older_than: Annotated[
+        int | None,
+        typer.Option(help=_OF_PRUNE + "days that receipts are kept.", metavar="DAYS", min=1),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help=_OF_PRUNE + "show what would go, change nothing.")
+    ] = False,
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:
-    """Show the receipts of a resource, or verify the chain: of one resource, or of all.
+    """Show the receipts of a resource; verify the chain, or prune old receipts: of one, or of all.
 
-    As a role in pgfence_auditor; to verify one resource pgfence_app will do. Exit code 1 says that
-    a chain is broken.
+    As a role in pgfence_auditor; to verify one resource pgfence_app will do, to prune it takes a
+    member of pgfence_owner. Exit code 1 says that a chain is broken.
     """
+    pruning = words[0] == "prune"
+    if (older_than is not None) is not pruning or (dry_run and not pruning):
+        raise typer.BadParameter(
+            "prune needs --older-than DAYS; it and --dry-run are prune's alone"
+        )
     match words:
         case ["verify"]:
             _verify(dsn, None, as_json)
         case ["verify", resource]:
             _verify(dsn, resource, as_json)
+        case ["prune", *resources] if older_than is not None and len(resources) < 2:
+            resource_or_all = resources[0] if resources else None
+            _prune(dsn, resource_or_all, timedelta(days=older_than), dry_run, as_json)
         case [resource]:
             _show(dsn, resource, as_json)
         case _:
-            raise typer.BadParameter("give a resource, or: verify [RESOURCE]")
+            raise typer.BadParameter("give a resource, or: verify [RESOURCE], or: prune [RESOURCE]")
 
 
 def _show(dsn: str, resource: str, as_json: bool) -> None:
@@ -79,6 +103,57 @@ def _verify(dsn: str, resource: str | None, as_json: bool) -> None:
             out.print(f"{chain.resource}: BROKEN at {where}: {chain.problem}", soft_wrap=True)
         whole = [chain for chain in chains if chain.ok]
         count = sum(chain.receipts for chain in whole)
-        out.print(f"{len(whole)} of {len(chains)} chains are whole, {count} receipts")
+        pruned = sum(chain.pruned for chain in whole)
+        besides = f", {pruned} were pruned" if pruned else ""
+        out.print(f"{len(whole)} of {len(chains)} chains are whole, {count} receipts{besides}")
+    if broken:
+        raise typer.Exit(FOUND)
+
+
+def _prune(
+    dsn: str, resource: str | None, retention: timedelta, dry_run: bool, as_json: bool
+) -> None:
+    needs = "a role in pgfence_auditor" if dry_run else "a member of pgfence_owner"
+    with database(dsn, needs) as conn:
+        found = audit.prunable(conn, retention, resource)
+        stretches = [] if dry_run else _prune_all(conn, retention, found)
+    broken = [stretch for stretch in stretches if stretch.problem]
+    if as_json:
+        print_json(found if dry_run else stretches)
+        return _exit(broken)
+    out = console()
+    if dry_run:
+        if found:
+            print_table(
+                out,
+                ["resource", "receipts", "up to fence", "segment", "bytes"],
+                [[p.resource, p.receipts, p.to_fence, p.to_segment, p.bytes] for p in found],
+            )
+        count, verb = sum(p.receipts for p in found), "would be"
+    else:
+        for stretch in broken:
+            out.print(f"{stretch.resource}: {stretch.problem}", soft_wrap=True)
+        count, verb = sum(s.receipts for s in stretches), "were"
+    of = len({p.resource for p in found} - {s.resource for s in broken})
+    out.print(f"{count} receipts of {of} resources {verb} pruned")
+    return _exit(broken)
+
+
+def _prune_all(
+    conn: Connection, retention: timedelta, found: list[audit.Prunable]
+) -> list[audit.Pruned]:
+    """Prune what was found, in short transactions; a terminal shows how far it has come."""
+    stretches = []
+    out = console(stderr=True)
+    with Progress(console=out, disable=not out.is_terminal, transient=True) as progress:
+        task = progress.add_task("pruning", total=sum(p.receipts for p in found))
+        for each in found:
+            for stretch in audit.prune(conn, retention, each.resource, _BATCH):
+                stretches.append(stretch)
+                progress.advance(task, stretch.receipts)
+    return stretches
+
+
+def _exit(broken: list[audit.Pruned]) -> None:
     if broken:
         raise typer.Exit(FOUND)

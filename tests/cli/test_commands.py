@@ -23,7 +23,7 @@ from tests import support
 from tests.cli.conftest import Pgfence
 from tests.cli.documents import ROOT
 from tests.support import Database, Keys, issue
-from tests.workers import as_owner
+from tests.workers import Worker, age_receipts, as_owner
 
 BATCH = "invoice-batch/2026-07-19"
 MANUAL = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -345,7 +345,8 @@ def test_receipts_verify_finds_an_edited_receipt_and_exits_with_1(
     (one,) = pgfence("receipts", "verify", "b", "--json", on=database, role="worker_b").document
     assert one == {
         "resource": "b",
-        "receipts": 1,
+        "receipts": 0,
+        "pruned": 0,
         "ok": False,
         "first_bad_fence": 1,
         "first_bad_segment": 1,
@@ -354,9 +355,91 @@ def test_receipts_verify_finds_an_edited_receipt_and_exits_with_1(
     assert pgfence("receipts", "verify", "a", on=database, role="auditor").exit_code == 0
 
 
-def test_receipts_with_too_many_words_is_a_usage_error(pgfence: Pgfence) -> None:
-    assert pgfence("receipts", "a", "b").exit_code == 2
-    assert pgfence("receipts").exit_code == 2
+@pytest.fixture
+def old_receipts(database: Database, keys: Keys) -> None:
+    """Two resources with three fences each, all of them old; chain b is broken."""
+    worker = Worker.login(database, keys, "worker_a")
+    for resource in ("a", "b"):
+        for _ in range(3):
+            held = worker.acquire(resource)
+            for segment in (1, 2):
+                assert worker.apply(held.token, segment).verdict == "ACCEPTED"
+            worker.release(held.lease)
+        age_receipts(database, resource, hours=50)
+    as_owner(database, "update pgfence.receipts set session_role = 'x' where resource = 'b'")
+
+
+@pytest.mark.rule("R22")
+@pytest.mark.usefixtures("old_receipts")
+def test_receipts_prune_shows_what_would_go_and_changes_nothing(
+    pgfence: Pgfence, database: Database
+) -> None:
+    dry = ["receipts", "prune", "--older-than", "2", "--dry-run"]
+    table = pgfence(*dry, on=database, role="auditor")
+    assert (table.exit_code, table.out.splitlines()[-1]) == (
+        0,
+        "8 receipts of 2 resources would be pruned",
+    )
+    (one,) = pgfence(*dry[:2], "a", *dry[2:], "--json", on=database, role="auditor").document
+    assert one.pop("bytes") > 0
+    assert one == {"resource": "a", "receipts": 4, "to_fence": 2, "to_segment": 2}
+    later = pgfence("receipts", "prune", "--older-than", "3", "--dry-run", on=database)
+    assert later.out == "0 receipts of 0 resources would be pruned\n"
+    verified = pgfence("receipts", "verify", "a", on=database, role="auditor").out
+    assert verified == "1 of 1 chains are whole, 6 receipts\n"
+
+
+@pytest.mark.rule("R22")
+@pytest.mark.usefixtures("old_receipts")
+def test_receipts_prune_leaves_a_chain_that_verifies_and_exits_with_1_for_a_broken_one(
+    pgfence: Pgfence, database: Database
+) -> None:
+    said = pgfence("receipts", "prune", "--older-than", "2", on=database)
+    assert said.exit_code == 1
+    assert said.out == (
+        "b: not pruned: fence 1, segment 1: its contents do not give its digest\n"
+        "4 receipts of 1 resources were pruned\n"
+    )
+    verified = pgfence("receipts", "verify", "a", on=database, role="auditor")
+    assert (verified.exit_code, verified.out) == (
+        0,
+        "1 of 1 chains are whole, 2 receipts, 4 were pruned\n",
+    )
+    again = pgfence("receipts", "prune", "a", "--older-than", "2", "--json", on=database)
+    assert (again.exit_code, again.document) == (0, [])
+
+
+@pytest.mark.rule("R22")
+@pytest.mark.usefixtures("old_receipts")
+def test_receipts_prune_in_json(pgfence: Pgfence, database: Database) -> None:
+    said = pgfence("receipts", "prune", "a", "--older-than", "1", "--json", on=database)
+    assert said.document == [
+        {
+            "resource": "a",
+            "receipts": 4,
+            "from_fence": 1,
+            "from_segment": 1,
+            "to_fence": 2,
+            "to_segment": 2,
+            "problem": None,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["receipts"],
+        ["receipts", "a", "b"],
+        ["receipts", "prune"],
+        ["receipts", "prune", "--older-than", "0"],
+        ["receipts", "prune", "a", "b", "--older-than", "9"],
+        ["receipts", "a", "--older-than", "9"],
+        ["receipts", "verify", "--dry-run"],
+    ],
+)
+def test_receipts_with_other_words_is_a_usage_error(pgfence: Pgfence, words: list[str]) -> None:
+    assert pgfence(*words).exit_code == 2
 
 
 # refusals
@@ -510,6 +593,8 @@ def test_a_database_without_pgfence_is_told_what_to_run(
     ("command", "needs"),
     [
         (["receipts", BATCH], "a role in pgfence_auditor"),
+        (["receipts", "prune", "--older-than", "9", "--dry-run"], "a role in pgfence_auditor"),
+        (["receipts", "prune", BATCH, "--older-than", "9"], "a member of pgfence_owner"),
         (["refusals"], "a role in pgfence_auditor"),
         (["workload", "list"], "a role in pgfence_auditor"),
         (["workload", "add", "w", "--role", "worker_a"], "a member of pgfence_owner"),

@@ -1,54 +1,45 @@
--- Walks the hash chain of a resource's receipts and names the first one that does not fit (R22).
+-- Walks the hash chain of a resource, over what was pruned and over its receipts, and names the first one
+-- that does not fit (R22).
 create function pgfence.verify_receipts(p_resource text)
-returns table (resource text, receipts bigint, ok boolean, first_bad_fence bigint, first_bad_segment bigint, problem text)
+returns table (
+    resource text, receipts bigint, pruned bigint, ok boolean, first_bad_fence bigint, first_bad_segment bigint,
+    problem text
+)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_receipt pgfence.receipts;
+    v_walk constant record := pgfence._walk_receipts(p_resource, null, null);
     v_fence pgfence.fences;
-    v_previous bytea := '';
-    v_last_fence bigint := 0;
-    v_last_segment bigint := 0;
+    v_noted bigint;
 begin
     resource := p_resource;
-    receipts := 0;
-    ok := true;
-    for v_receipt in
-        select r.* from pgfence.receipts as r where r.resource = p_resource order by r.fence_token, r.segment_seq
-    loop
-        receipts := receipts + 1;
+    receipts := v_walk.receipts;
+    pruned := v_walk.pruned;
+    first_bad_fence := v_walk.bad_fence;
+    first_bad_segment := v_walk.bad_segment;
+    problem := v_walk.problem;
+    if problem is null then
+        select f.* into v_fence from pgfence.fences as f where f.resource = p_resource;
+        select coalesce(sum(o.pruned_segments), 0) into v_noted from pgfence.operations as o where o.resource = p_resource;
         problem := case
-            when v_receipt.segment_seq <> case when v_receipt.fence_token = v_last_fence then v_last_segment + 1 else 1 end
-                then 'a receipt before this one is missing'
-            when v_receipt.previous_digest <> v_previous
-                then 'it does not follow the receipt before it'
-            when v_receipt.digest <> pgfence._receipt_digest(v_receipt.previous_digest, v_receipt.resource,
-                     v_receipt.fence_token, v_receipt.segment_seq, v_receipt.operation_root, v_receipt.grant_digest,
-                     v_receipt.payload_digest, v_receipt.accepted_at, v_receipt.session_role)
-                then 'its contents do not give its digest'
+            when receipts + pruned <> coalesce(v_fence.receipt_count, 0)
+              or v_fence.last_segment <> case v_walk.to_fence when v_fence.highest_fence then v_walk.to_segment else 0 end
+                then pg_catalog.format('the chain ends early: %s receipts are there and %s were pruned, %s were written',
+                                       receipts, pruned, coalesce(v_fence.receipt_count, 0))
+            when v_fence.chain_before <> v_walk.digest_before
+                then pg_catalog.format('the last receipt before fence %s is not the one that was there when it was raised',
+                                       v_fence.highest_fence)
+            when pruned <> v_noted
+                then pg_catalog.format('%s receipts were pruned, and pgfence.operations says %s', pruned, v_noted)
         end;
         if problem is not null then
-            ok := false;
-            first_bad_fence := v_receipt.fence_token;
-            first_bad_segment := v_receipt.segment_seq;
-            return next;
-            return;
+            first_bad_fence := v_fence.highest_fence;
+            first_bad_segment := v_fence.last_segment;
         end if;
-        v_previous := v_receipt.digest;
-        v_last_fence := v_receipt.fence_token;
-        v_last_segment := v_receipt.segment_seq;
-    end loop;
-    select f.* into v_fence from pgfence.fences as f where f.resource = p_resource;
-    if receipts <> coalesce(v_fence.receipt_count, 0)
-       or v_fence.last_segment > 0 and (v_last_fence, v_last_segment) <> (v_fence.highest_fence, v_fence.last_segment) then
-        ok := false;
-        first_bad_fence := v_fence.highest_fence;
-        first_bad_segment := v_fence.last_segment;
-        problem := pg_catalog.format('the chain ends early: %s receipts are there, %s were written', receipts,
-                                     coalesce(v_fence.receipt_count, 0));
     end if;
+    ok := problem is null;
     return next;
 end
 $$;

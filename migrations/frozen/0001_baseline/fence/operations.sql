@@ -17,6 +17,7 @@ create table pgfence.operations (
     bundle_version    bigint not null,
     key_expires_at    timestamptz not null,
     first_accepted_at timestamptz not null,
+    pruned_segments   bigint not null default 0,
     constraint operations_pkey primary key (resource, fence_token),
     constraint operations_root_is_used_once unique (resource, operation_root),
     constraint operations_token_is_used_once unique (token_digest)
@@ -26,6 +27,9 @@ comment on table pgfence.operations is
     'Every fence token that became the highest of its resource, with the grant that carried it (R4, R11).';
 -- next statement
 comment on column pgfence.operations.issued_at is 'issuedAt of the grant: microseconds on the registry''s clock.';
+-- next statement
+comment on column pgfence.operations.pruned_segments is
+    'Its receipts up to this segment were pruned; they stand in a row of pgfence.pruned_stretches (R22).';
 -- next statement
 comment on column pgfence.operations.token_digest is 'SHA-256 of the whole token whose verification is remembered.';
 -- next statement

@@ -10,23 +10,23 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
     with recursive taken_up as (
-        select o.resource, o.fence_token, o.continues_root
+        select o.resource, o.fence_token, o.continues_root, o.pruned_segments
           from pgfence.fences as f
           join pgfence.operations as o on o.resource = f.resource and o.fence_token = f.highest_fence
          where f.resource = p_resource
         union all
-        select e.resource, e.fence_token, e.continues_root
+        select e.resource, e.fence_token, e.continues_root, e.pruned_segments
           from taken_up as t
           join pgfence.operations as e on e.resource = t.resource and e.operation_root = t.continues_root
            and e.fence_token < t.fence_token
     )
     select f.highest_fence, o.operation_root, f.last_segment, o.owner, o.continues_root, f.paused_because is not null,
-           (select coalesce(sum(l.segment_seq), 0)::bigint
+           (select coalesce(sum(coalesce(l.segment_seq, t.pruned_segments)), 0)::bigint
               from taken_up as t
-             cross join lateral (
+              left join lateral (
                    select r.segment_seq from pgfence.receipts as r
                     where r.resource = t.resource and r.fence_token = t.fence_token
-                    order by r.segment_seq desc limit 1) as l)
+                    order by r.segment_seq desc limit 1) as l on true)
       from pgfence.fences as f
       left join pgfence.operations as o on o.resource = f.resource and o.fence_token = f.highest_fence
      where f.resource = p_resource
