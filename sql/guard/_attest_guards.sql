@@ -58,17 +58,17 @@ begin
               and t.tgqual is null and t.tgattr[0] is null
             group by t.tgrelid
         ) as t
+        join pg_class as c on c.oid = t.tgrelid
         -- a partition has the row trigger as long as it is one; one attached later has nothing else
         where t.row_enabled is not null
-          and (t.statement_types = 62 and t.row_enabled in (ascii('A'), ascii('R'))
+          and (c.relpersistence = 'p' and not c.relhasrules
+               and (t.statement_types = 62 and t.row_enabled in (ascii('A'), ascii('R')) and c.relkind in ('r', 'p')
+                    or t.row_enabled = ascii('A') and c.relkind = 'r')
                and not exists (
-                   select from pg_class as c, aclexplode(c.relacl) as a
-                   where c.oid = t.tgrelid and a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner)) is not true
-          and not (t.row_enabled = ascii('A') and exists (
-              select from pg_class as c
-              where c.oid = t.tgrelid and c.relkind = 'r' and not exists (
-                  select from aclexplode(c.relacl) as a
-                  where a.privilege_type in ('TRUNCATE', 'TRIGGER') and a.grantee <> c.relowner)))
+                   select from aclexplode(c.relacl) as a
+                   where a.grantee <> c.relowner
+                     and (a.privilege_type = 'TRIGGER'
+                          or a.privilege_type = 'TRUNCATE' and t.statement_types is distinct from 62))) is not true
     ) then
         return;
     end if;

@@ -72,7 +72,9 @@ begin
         v_admission := v_decision.admission;
     end if;
 
-    if not (v_read_committed and pgfence._guards_are_whole(v_admission.resource)) then
+    -- First hear of every change so far: see pgfence.attestation_source.
+    if not (v_read_committed and pg_catalog.pg_relation_is_updatable('1'::pg_catalog.regclass, false) = 0
+            and pgfence._guards_are_whole(v_admission.resource)) then
         perform pgfence._attest_guards(v_admission.resource);                                                 -- R25
     end if;
     -- The receipt, behind the one before it in the chain (R15, R22). Now that the lock is held: what may

@@ -4,10 +4,12 @@
 -- partition. So pgfence._guards_are_whole() consists of two expressions for each prefix, whose plans hold
 -- the answer as a constant. The one names the tables of the prefix (constants of type oid count), the
 -- other their guard functions (in a branch that is never taken). The first expression of all does the
--- same for the list of tables.
+-- same for the list of tables. One change is announced to nobody, so it is looked for: a table that
+-- became the child of a table without columns.
 --
 -- A session hears of changes when it takes a lock that it does not hold. Hence the call of
--- pg_relation_is_updatable: it locks a relation that nothing else does, and unlocks it.
+-- pg_relation_is_updatable before this function is even looked up: it locks what is no relation, so that
+-- no client can hold the lock already, and unlocks it.
 create function pgfence.attestation_source()
 returns text
 language plpgsql
@@ -17,8 +19,7 @@ begin
     return (
         select format($body$
 begin
-    if pg_relation_is_updatable('pgfence.verdict'::regclass, false) <> 0
-       or not pgfence._tables_when_planned('pgfence.protected_tables'::regclass, %L) then
+    if not pgfence._tables_when_planned('pgfence.protected_tables'::regclass, %L) then
         return false;
     end if;%s
     return true;
@@ -29,6 +30,8 @@ $body$, array(select p.protected_table::oid from pgfence.protected_tables as p o
             select p.literal_prefix, format($branch$
     if p_resource ^@ %1$L then
         if not pgfence._guards_when_planned(%1$L, array[%2$s]) then
+            return false;
+        elsif exists (select from pg_inherits as i where i.inhrelid in (%2$s)) then
             return false;
         elsif not (case when true then pgfence._guards_when_planned(%1$L, '{}') else %3$s end) then
             return false;
