@@ -261,7 +261,7 @@ def issue(
     request_id: str | None = None,
     operation_class: str = "settle",
     arguments: str = "{}",
-    ttl_ms: int = 30_000,
+    ttl_ms: int = 600_000,
     continues_root: str = "",
 ) -> Issued:
     """Let `role` request a free resource, sign the grant as the registry would, and return it."""

@@ -51,7 +51,7 @@ class Worker:
         resource: str,
         request_id: str | None = None,
         *,
-        ttl_ms: int = 60_000,
+        ttl_ms: int = 600_000,
         operation: str = "settle",
         continues_root: str = "",
     ) -> Any:
@@ -120,7 +120,7 @@ def forge(grant: Grant, keys: Keys, **changes: Any) -> str:
 
 
 def status_proof(
-    digest: str, keys: Keys, issued_at: int, *, valid_ms: int = 5_000, **changes: Any
+    digest: str, keys: Keys, issued_at: int, *, valid_ms: int = 30_000, **changes: Any
 ) -> str:
     """A signed status proof. issued_at: microseconds on the registry's clock."""
     claims: dict[str, Any] = {

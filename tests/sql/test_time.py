@@ -447,7 +447,7 @@ def test_lock_order_segments_renewals_releases_takeovers_and_policies_never_dead
 def test_r13_clock_of_the_client_does_not_matter(worker: Worker) -> None:
     worker.conn.execute("set timezone = 'Pacific/Kiritimati'")
     worker.conn.execute("set datestyle = 'ISO, DMY'")
-    held = worker.acquire(RESOURCE)
+    held = worker.acquire(RESOURCE, ttl_ms=60_000)
     assert worker.apply(held.token, 1).verdict == "ACCEPTED"
     worker.conn.execute("set timezone = 'America/Adak'")
     assert worker.apply(held.token, 2).verdict == "ACCEPTED"
