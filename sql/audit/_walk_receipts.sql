@@ -1,6 +1,6 @@
 -- Walks the chain of a resource, over what was pruned and then over its receipts, and checks each against
 -- the one before it (R22). p_older_than: goes no further than receipts of superseded fences that are older;
--- p_limit: no further than so many receipts. `receipts` are those that fit, `from` … `to`; `problem` says
+-- p_limit: no further than so many receipts. `receipts` are those that fit, `from` to `to`; `problem` says
 -- why the next one, or a stretch, does not.
 create function pgfence._walk_receipts(
     p_resource text, p_older_than timestamptz, p_limit bigint,
