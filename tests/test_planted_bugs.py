@@ -180,9 +180,9 @@ BUGS = {
         "::test_r6_another_role_of_the_same_workload_is_checked_for_itself",
     ),
     "a new trust bundle leaves what was remembered": Bug(
-        "trust/install_trust_bundle.sql",
-        "v_bundle.lowest_epoch),\n           version = c.version + 1;",
-        "v_bundle.lowest_epoch);",
+        "fence/_version_rises.sql",
+        "new.version := old.version + 1;",
+        "null;",
         "tests/sql/test_rotation_sql.py::test_r4_a_remembered_verification_does_not_outlive_its_key",
     ),
     "the quorum of the bundle in force is not asked": Bug(

@@ -85,8 +85,7 @@ begin
     update pgfence.configuration as c
        set audience = v_bundle.audience,
            issuer_epoch = greatest(c.issuer_epoch, v_bundle.lowest_epoch),
-           epoch_floor = greatest(c.epoch_floor, v_bundle.lowest_epoch),
-           version = c.version + 1;
+           epoch_floor = greatest(c.epoch_floor, v_bundle.lowest_epoch);
     return v_bundle.version;
 end
 $$;

@@ -72,7 +72,7 @@ begin
             v_columns_by_bytes := v_columns_by_bytes || format('n.%1$s%2$s as %1$s', v_column.name, v_column.by_bytes);
             v_other_types := v_other_types || format('pg_typeof(v_row.%s)::oid <> %s', v_column.name, v_column.type::oid);
             v_differences := v_differences
-                || format('r.%1$s is distinct from v_row.%1$s', v_column.name);
+                || format('r.%1$s is distinct from v_row.%1$s%2$s', v_column.name, v_column.by_bytes);
         end if;
     end loop;
 

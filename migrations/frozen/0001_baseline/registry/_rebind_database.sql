@@ -27,8 +27,7 @@ begin
            epoch_floor = greatest(c.issuer_epoch, c.epoch_floor, k.epoch) + 1,
            fence_base = greatest(c.fence_base, k.fence_token, p_above) + 4294967296
                + ('x' || pg_catalog.substr(pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', ''), 1, 12))::bit(48)::bigint
-                 % (274877906944 - 4294967296),
-           version = c.version + 1
+                 % (274877906944 - 4294967296)
       from (select greatest(max(g.issuer_epoch), (select max(b.lowest_epoch) from pgfence.trust_bundles as b)) as epoch,
                    max(greatest(f.issued_fence, f.highest_fence)) as fence_token
               from pgfence.fences as f left join pgfence_registry.grants as g on g.lease = f.current_lease) as k
