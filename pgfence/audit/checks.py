@@ -100,8 +100,8 @@ _GROUPS = "('pgfence_app', 'pgfence_registry', 'pgfence_auditor')"
 #: The roles of applications: those of workloads, and those that sign.
 _APPLICATION = """application as (
     select x.oid, x.rolname, string_agg(x.does, ' and ' order by x.does) as does
-      from (select r.oid, r.rolname, 'acts for workload ' || w.workload as does
-              from pgfence.workload_roles as w join pg_roles as r on r.rolname = w.role_name
+      from (select l.role as oid, l.role_name as rolname, 'acts for workload ' || l.workload as does
+              from pgfence.workload_logins as l
              union
             select r.oid, r.rolname, 'signs grants'
               from pg_roles as r
@@ -420,10 +420,10 @@ CHECKS: tuple[Check, ...] = (
         "A role acts for a workload and is in `pgfence_registry`: who asks and who signs are not "
         "kept apart.",
         """
-        select r.rolname as object, w.workload, quote_ident(r.rolname) as role, g.rolname as of_role,
+        select l.role_name as object, l.workload, quote_ident(l.role_name) as role, g.rolname as of_role,
                coalesce(' granted by ' || quote_ident(b.rolname), '') as granted_by
-          from pgfence.workload_roles as w join pg_roles as r on r.rolname = w.role_name
-          join pg_auth_members as m on m.member = r.oid
+          from pgfence.workload_logins as l
+          join pg_auth_members as m on m.member = l.role
           join pg_roles as g on g.oid = m.roleid and not g.rolsuper
           left join pg_roles as b on b.oid = m.grantor
          where pg_has_role(g.oid, 'pgfence_registry', 'MEMBER')
@@ -436,10 +436,15 @@ CHECKS: tuple[Check, ...] = (
         ERROR,
         "A login role acts for more than one workload, so it is not known for whom it acts (R6).",
         """
-        select w.role_name as object, string_agg(w.workload, ', ' order by w.workload) as workloads,
-               format('select pgfence.remove_workload(%L);', w.role_name) as mend
-          from pgfence.workload_roles as w
-         group by w.role_name having count(*) > 1
+        select l.role_name as object, string_agg(distinct l.workload, ', ' order by l.workload) as workloads,
+               max(case when l.is_prefix then format('select pgfence.remove_workload_pattern(%L);', l.entry || '*')
+                        else format('select pgfence.remove_workload(%L, nullif(%L, ''''));', l.entry, l.authenticated_as)
+                   end) as mend
+          from pgfence.workload_logins as l
+         where (select count(*) from pgfence.workload_logins as o
+                 where o.role = l.role
+                   and (o.authenticated_as = l.authenticated_as or '' in (o.authenticated_as, l.authenticated_as))) > 1
+         group by l.role_name
         """,
         "{object} acts for several workloads: {workloads}",
         ("{mend}",),
@@ -453,13 +458,29 @@ CHECKS: tuple[Check, ...] = (
         "workload's identity.",
         """
         select w.role_name as object, w.workload,
-               format('select pgfence.remove_workload(%L);', w.role_name) as mend
+               format('select pgfence.remove_workload(%L, nullif(%L, ''''));', w.role_name, w.authenticated_as) as mend
           from pgfence.workload_roles as w
-         where not exists (select from pg_roles as r where r.rolname = w.role_name)
+         where not w.is_prefix and not exists (select from pg_roles as r where r.rolname = w.role_name)
         """,
         "role {object} acts for workload {workload}, and does not exist",
         ("{mend}",),
         run_as="pgfence_owner",
+    ),
+    Check(
+        "PATTERN_AND_CREATEROLE",
+        WARNING,
+        "A workload has a pattern of login roles, and a role outside `pgfence_owner` may create roles: it "
+        "could make one that acts for the workload.",
+        """
+        select r.rolname as object, quote_ident(r.rolname) as role, p.patterns
+          from pg_roles as r
+          cross join (select string_agg(w.role_name || '*', ', ' order by w.role_name) as patterns
+                        from pgfence.workload_roles as w where w.is_prefix) as p
+         where p.patterns is not null and r.rolcreaterole and not r.rolsuper
+           and not pg_has_role(r.oid, 'pgfence_owner', 'MEMBER')
+        """,
+        "{object} may create roles, and those named {patterns} act for workloads",
+        ("alter role {role} nocreaterole;",),
     ),
     Check(
         "REGISTRY_MAY_NOT_SIGNAL",
@@ -471,7 +492,7 @@ CHECKS: tuple[Check, ...] = (
           from pg_roles as r
          where r.rolcanlogin and not r.rolsuper and pg_has_role(r.oid, 'pgfence_registry', 'USAGE')
            and not pg_has_role(r.oid, 'pg_signal_backend', 'USAGE')
-           and not exists (select from pgfence.workload_roles as w where w.role_name = r.rolname)
+           and not exists (select from pgfence.workload_logins as l where l.role = r.oid)
         """,
         "{object} signs grants, and may not end sessions that hold up a successor",
         ("grant pg_signal_backend to {role};",),

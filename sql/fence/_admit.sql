@@ -20,7 +20,10 @@ begin
            checked_hash = (select pg_catalog.hashtextextended(g.token, 0) from pgfence_registry.grants as g
                             where g.lease = f.current_lease and g.token = p_grant
                               and p_configuration.registry_is_local),
-           checked_role = session_user,
+           -- nor for a role that is several workloads, each known by how its sessions were authenticated (R6)
+           checked_role = (select session_user::text
+                            where not exists (select from pgfence.workload_roles as w
+                                               where w.role_name = session_user and w.authenticated_as <> '')),
            checked_server = pgfence._this_server(),
            checked_version = p_configuration.version,
            checked_until = p_known.key_expires_at,

@@ -38,10 +38,12 @@ as $$
           join pgfence.fences as f on f.ctid = pg_catalog.format('(%s,%s)', t.page, t.tuple)::tid
           left join pgfence_registry.grants as g on g.lease = f.current_lease
           left join pg_catalog.pg_stat_activity as a on a.pid = h.pid
-          left join pgfence.workload_roles as w on w.role_name = a.usename
+          -- several where only SYSTEM_USER, which is not shown for others, tells them apart
+         cross join lateral (select array_agg(l.workload) as workloads from pgfence.workload_logins as l
+                              where l.role = a.usesysid) as w
          where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.fences'::regclass
-           and (h.pid is null or w.workload is not null)
-           and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp() or g.owner <> w.workload)
+           and (h.pid is null or w.workloads is not null)
+           and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp() or g.owner <> all (w.workloads))
     )
     select o.pid, o.virtualtransaction, o.resource,
            greatest(0, coalesce(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp() - o.ended_at) * 1000), 0))::bigint

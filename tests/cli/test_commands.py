@@ -188,7 +188,12 @@ def test_registry_serve_refuses_a_key_that_others_may_read(
 @pytest.mark.rule("R6")
 def test_workload_add_list_and_remove(pgfence: Pgfence, database: Database) -> None:
     added = pgfence("workload", "add", "spiffe://x/y", "--role", "outsider", "--json", on=database)
-    assert added.document == {"workload": "spiffe://x/y", "role": "outsider"}
+    assert added.document == {
+        "workload": "spiffe://x/y",
+        "role": "outsider",
+        "pattern": None,
+        "system_user": None,
+    }
     listed = pgfence("workload", "list", "--json", on=database, role="auditor").document
     assert [(w["workload"], w["role"], w["added_by"]) for w in listed] == [
         ("spiffe://x/y", "outsider", "dba"),
@@ -197,12 +202,55 @@ def test_workload_add_list_and_remove(pgfence: Pgfence, database: Database) -> N
     ]
     assert "spiffe://x/y" in pgfence("workload", "list", on=database).out
     removed = pgfence("workload", "remove", "outsider", "--json", on=database)
-    assert removed.document == {"role": "outsider"}
+    assert removed.document == {"role": "outsider", "pattern": None, "system_user": None}
     again = pgfence("workload", "remove", "outsider", on=database)
     assert (again.exit_code, again.err.splitlines()[0]) == (
         4,
         "pgfence: role outsider acts for no workload",
     )
+
+
+@pytest.mark.rule("R6")
+def test_workload_takes_a_pattern_of_roles(pgfence: Pgfence, database: Database) -> None:
+    added = pgfence("workload", "add", "settlement", "--pattern", "settler-*", on=database)
+    assert added.out == "every role settler-* acts for workload settlement\n"
+    listed = pgfence("workload", "list", "--json", on=database, role="auditor").document
+    assert [(w["workload"], w["role"], w["pattern"], w["system_user"]) for w in listed] == [
+        ("settlement", None, "settler-*", None),
+        ("worker-a", "worker_a", None, None),
+        ("worker-b", "worker_b", None, None),
+    ]
+    assert pgfence("workload", "remove", "settler-", on=database).exit_code == 4
+    removed = pgfence("workload", "remove", "--pattern", "settler-*", on=database)
+    assert removed.out == "pattern settler-* acts for no workload any more\n"
+
+
+@pytest.mark.rule("R6")
+def test_workload_takes_a_role_with_its_system_user(pgfence: Pgfence, database: Database) -> None:
+    one = ["--role", "outsider", "--system-user", "cert:CN=one"]
+    added = pgfence("workload", "add", "settlement", *one, on=database)
+    if database.connect().info.server_version < 160000:
+        assert added.err.startswith("pgfence: this PostgreSQL has no SYSTEM_USER\n")
+        return
+    assert added.out == (
+        "role outsider authenticated as cert:CN=one acts for workload settlement\n"
+    )
+    removed = pgfence("workload", "remove", "outsider", *one[2:], "--json", on=database)
+    assert removed.document == {"role": "outsider", "pattern": None, "system_user": "cert:CN=one"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["add", "w"],
+        ["add", "w", "--role", "a", "--pattern", "abc*"],
+        ["add", "w", "--pattern", "abc*", "--system-user", "cert:x"],
+        ["remove"],
+        ["remove", "a", "--pattern", "abc*"],
+    ],
+)
+def test_workload_with_other_words_is_a_usage_error(pgfence: Pgfence, words: list[str]) -> None:
+    assert pgfence("workload", *words).exit_code == 2
 
 
 # protect
@@ -542,7 +590,7 @@ def test_doctor_says_what_the_role_may_not_see_and_exits_with_1(
 ) -> None:
     said = pgfence("doctor", on=database, role="worker_a")
     assert said.exit_code == 1
-    assert "not seen  TABLE_OWNER: permission denied for table workload_roles\n" in said.out
+    assert "not seen  TABLE_OWNER: permission denied for view workload_logins\n" in said.out
     assert "A role in pgfence_auditor sees everything.\n" in said.out
 
 

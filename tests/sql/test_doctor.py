@@ -169,6 +169,10 @@ CASES = [
          "insert into pgfence.workload_roles values ('worker_a', 'another', now(), 'me')"),
     case("WORKLOAD_WITHOUT_ROLE", "leaver", "create role leaver login", "set role pgfence_owner",
          "select pgfence.add_workload('leaver', 'leaver')", "reset role", "drop role leaver"),
+    case("SEVERAL_WORKLOADS", "worker_a", "set role pgfence_owner",
+         "insert into pgfence.workload_roles values ('worker_', 'another', now(), 'me', true)"),
+    case("PATTERN_AND_CREATEROLE", "outsider", "alter role outsider createrole",
+         "select pgfence.add_workload_pattern('settlement', 'settler-*')"),
     case("REGISTRY_MAY_NOT_SIGNAL", "registry", "revoke pg_signal_backend from registry"),
     # protected tables
     case("TABLE_OWNER", "worker_a", "grant billing_owner to worker_a"),
@@ -473,6 +477,7 @@ def test_r26_who_may_not_look_is_told_what_was_not_looked_at(patient: Database) 
     assert [f.code for f in report.findings] == ["GUARD_NOT_WHOLE"]
     assert {u.reason for u in report.unseen} == {
         "permission denied for table workload_roles",
+        "permission denied for view workload_logins",
         "permission denied for table protected_tables",
         "permission denied for function attestation_source",
     }

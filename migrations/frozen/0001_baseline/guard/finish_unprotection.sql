@@ -18,7 +18,7 @@ begin
     then
         raise exception 'must be owner of table %', p_table using errcode = 'insufficient_privilege';
     end if;
-    if pgfence._workload_of_session() is not null then
+    if exists (select from pgfence.workload_logins as l where l.role_name = session_user) then
         raise exception 'role % acts for a workload: it may not take the guard off %', session_user, p_table
             using errcode = 'insufficient_privilege', hint = 'Log in as a role that acts for no workload.';
     end if;

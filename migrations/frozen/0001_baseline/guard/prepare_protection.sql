@@ -24,8 +24,8 @@ begin
         raise exception 'must be owner of table %', p_table using errcode = 'insufficient_privilege';
     end if;
     -- A workload that owns the table could drop the guard, or stop everybody by protecting its own (R26).
-    select w.role_name into v_workload_role
-    from pgfence.workload_roles as w join pg_roles as r on r.rolname = w.role_name
+    select r.rolname into v_workload_role
+    from pgfence.workload_logins as l join pg_roles as r on r.oid = l.role
     where pg_has_role(r.oid, v_owner, 'MEMBER') and not r.rolsuper
     limit 1;
     if found then
