@@ -242,6 +242,12 @@ class TrustRefusedError(ServerError):
     code = CODES["TRUST_REFUSED"]
 
 
+class RolloutRefusedError(ServerError):
+    """The prefix was enforced, so it is not put in shadow."""
+
+    code = CODES["ROLLOUT_REFUSED"]
+
+
 class TokenRefusedError(PgfenceError):
     """A token failed the client's own check; `verdict` is the name of the refusal."""
 

@@ -199,6 +199,29 @@ BUGS = {
         "tests/faults/failover/test_promotion.py"
         "::test_r39_owner_of_before_is_refused_on_a_promoted_standby_until_it_acquires_again",
     ),
+    "a statement is let through when its first resource is in shadow": Bug(
+        "guard/_guard_source.sql",
+        "        if v_has_others then'",
+        "        if false then'",
+        "tests/sql/test_rollout.py"
+        "::test_r29_statement_that_touches_both_is_refused_for_the_enforced_resource"
+        "[plain-the enforced row last]",
+    ),
+    "an enforced prefix may be put in shadow again": Bug(
+        "fence/_shadow_prefix.sql",
+        "case when r.enforced_since is null then r.prefix end",
+        "case when r.shadow_since is not null then r.prefix end",
+        "tests/sql/test_rollout.py::test_r29_enforced_is_enforced_at_once_and_for_good",
+    ),
+    "shadow admits what it would refuse": Bug(
+        "fence/_refuse.sql",
+        "    v_verdict.reason := p_reason;",
+        "    update pgfence.fences set admitted_transaction = pg_current_xact_id(),"
+        " admitted_transaction_start = now(), admitted_backend = pg_backend_pid(),"
+        " admitted_until = 'infinity' where v_shadow_prefix is not null;\n"
+        "    v_verdict.reason := p_reason;",
+        "tests/attacks/test_shadow.py::test_r24_would_refuse_admits_nothing",
+    ),
     "two copies mint from the same base": Bug(
         "registry/_rebind_database.sql",
         "pg_catalog.gen_random_uuid()::text",

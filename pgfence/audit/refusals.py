@@ -11,7 +11,8 @@ Connection = psycopg.Connection[Any]
 
 _REFUSALS = """
 select verdict, reason, resource, fence_token, owner, session_role, last_segment_seq, authenticated,
-       encode(grant_digest, 'hex') as grant_digest, occurrences, first_at, last_at
+       encode(grant_digest, 'hex') as grant_digest, occurrences, first_at, last_at, in_shadow,
+       written_table
   from pgfence.refusals
  where occurrences > 0
  order by last_at desc
@@ -44,6 +45,10 @@ class Refusal:
     occurrences: int
     first_at: datetime
     last_at: datetime
+    #: It was let through (R28).
+    in_shadow: bool
+    #: In shadow: the table that was written without admission; the resource is the last one.
+    written_table: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ from pgfence.cli import (
     doctor,
     keys,
     migrate,
+    policy,
     protect,
     receipts,
     refusals,
     registry,
     restored,
     resume,
+    rollout,
     trust,
     workload,
 )
@@ -30,6 +32,8 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(trust.app, name="trust")
 app.add_typer(registry.app, name="registry")
 app.add_typer(workload.app, name="workload")
+app.add_typer(policy.app, name="policy")
+app.add_typer(rollout.app, name="rollout")
 app.command()(protect.protect)
 app.command()(protect.unprotect)
 app.command()(protect.protected)

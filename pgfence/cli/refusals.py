@@ -22,11 +22,14 @@ def refusals(dsn: Dsn = "", as_json: Json = False) -> None:
     else:
         print_table(
             out,
-            ["verdict", "reason", "resource", "fence", "owner", "role", "segment", "times", "last"],
+            [
+                "verdict", "reason", "resource", "fence", "owner", "role", "segment",
+                "times", "last", "in shadow",
+            ],
             [
                 [
                     r.verdict, r.reason, r.resource, r.fence_token, r.owner, r.session_role,
-                    r.last_segment_seq, r.occurrences, r.last_at,
+                    r.last_segment_seq, r.occurrences, r.last_at, r.in_shadow,
                 ]
                 for r in refused
             ],

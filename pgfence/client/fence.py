@@ -118,7 +118,8 @@ class Fence:
         """Call `fenced_apply` in the transaction that the caller has open on `conn`.
 
         Never commits, and returns the verdict also when it refuses: commit then, so that the
-        evidence stays, and call `verdict.require()` for an exception. Write only after ACCEPTED.
+        evidence stays, and call `verdict.require()` for an exception. Write only where
+        `verdict.lets_write`: after ACCEPTED, and in shadow after WOULD_REFUSE.
         grant: the token, or a `Lease`. segment: 1, 2, 3, ... within the fence.
 
         Raises `OwnershipUnknownError` and `NotHeldError` for a `Lease` that may not be used now,

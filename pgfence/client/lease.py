@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
@@ -129,6 +130,7 @@ class Lease:
         self.token = answer.token or ""
         self._database = database
         self._digest = grant.digest
+        self._in_shadow = bool(answer.in_shadow)
         self._belief = Belief(f"lease {grant.lease} on {grant.resource}")
         self._belief.change(answer.applied_to)
         self._next_segment = 1
@@ -177,7 +179,7 @@ class Lease:
         return self._next_segment
 
     def check(self) -> None:
-        """Return if a new effect may start now (R42).
+        """Return if a new effect may start now (R42); in shadow always, with a warning (R28).
 
         Raises `OwnershipUnknownError` while the registry has not confirmed the lease,
         `NotHeldError` when it is over, `HandleClosedError` and `ForkedError`.
@@ -185,6 +187,9 @@ class Lease:
         self._check_usable()
         ownership = self._belief.now()
         if ownership.may_start(monotonic()):
+            return
+        if self._in_shadow:
+            _log.warning("in shadow, so let through: %r may not start anything new", self)
             return
         if ownership.state is State.OWNERSHIP_UNKNOWN:
             raise errors.OwnershipUnknownError(
@@ -224,7 +229,8 @@ class Lease:
         payload: says what the segment does, see `payload_text`. work: writes the business rows on
         `tx`, a psycopg connection with an open transaction that it must not end; it runs only if
         the segment is new. Where the segment was applied before, the original receipt comes back.
-        segment: by default the one after the last.
+        segment: by default the one after the last. In shadow a refusal is logged as a warning,
+        `work` runs, and `would_refuse` of the receipt names it (R28).
 
         Raises a `RefusedError` for a refusal, whose evidence is committed first, or in its place
         `BundleSplitError` when that is why; what `work` raised, and `LeaseEndedError`: then nothing
@@ -255,7 +261,11 @@ class Lease:
             if not verdict.accepted:
                 self._unknown = before
                 self._learn_from(verdict)
-                raise errors.refusal(verdict)
+                if verdict.would_refuse is None:
+                    raise errors.refusal(verdict)
+                # The segment was not accepted, so the next one gets its number.
+                self._unknown = None
+                return self._receipt(verdict, number, digest)
             self._unknown = None
             self._next_segment = max(self._next_segment, number + 1)
             return self._receipt(verdict, number, digest)
@@ -348,7 +358,10 @@ class Lease:
         )
 
     def _receipt(self, verdict: Verdict, number: int, digest: str) -> Receipt:
-        fields: dict[str, Any] = {"digest": verdict.receipt, "accepted_at": verdict.accepted_at}
+        fields: dict[str, Any] = {
+            "digest": verdict.receipt or "",
+            "accepted_at": verdict.accepted_at or datetime.now(UTC),
+        }
         return Receipt(
             resource=self.resource,
             fence_token=self.fence_token,
@@ -357,18 +370,20 @@ class Lease:
             grant_digest=self._digest,
             payload_digest=digest,
             replayed=verdict.verdict == "REPLAYED",
+            would_refuse=verdict.would_refuse,
             **fields,
         )
 
     def _learn_from(self, verdict: Verdict) -> None:
         """A refusal may say that the lease is over, or that another trust bundle is in force."""
-        if verdict.verdict == "STALE_OWNER":
+        name = verdict.would_refuse or verdict.verdict
+        if name == "STALE_OWNER":
             self._belief.change(lambda o, now: o.ended(now, "SUPERSEDED"))
-        elif verdict.verdict == "NOT_HELD" and verdict.reason == "RELEASED":
+        elif name == "NOT_HELD" and verdict.reason == "RELEASED":
             self._belief.change(Ownership.released)
-        elif verdict.verdict == "NOT_HELD":
+        elif name == "NOT_HELD":
             self._belief.change(lambda o, now: o.ended(now, verdict.reason or "EXPIRED"))
-        elif verdict.verdict in ("UNKNOWN_KEY", "REVOKED_EPOCH"):
+        elif verdict.verdict in ("UNKNOWN_KEY", "REVOKED_EPOCH"):  # in shadow nothing hangs on it
             try:
                 self._database.follow_bundle(self._work_session)
             except errors.BundleSplitError:

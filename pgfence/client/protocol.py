@@ -167,6 +167,8 @@ class Answer(NamedTuple):
     look_again_ms: int | None
     wake_channel: str | None
     reason: str | None
+    #: With the token: refusals of this resource are let through (R28).
+    in_shadow: bool | None = None
 
     @classmethod
     def from_row(cls, row: Row, asked_at: float = inf) -> Self:
@@ -380,8 +382,9 @@ def _calls(segment: Segment) -> tuple[Call, ...]:
 def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
     """Commit one segment in a transaction of its own, or leave the evidence of its refusal (R18).
 
-    The look at the registry and the call go out with BEGIN (R54). Work runs only after ACCEPTED.
-    Returns the verdict when all is committed: ACCEPTED or REPLAYED, or a refusal.
+    The look at the registry and the call go out with BEGIN (R54). Work runs only after ACCEPTED, or
+    WOULD_REFUSE in shadow (R28). Returns the verdict when all is committed: one of these, REPLAYED,
+    or a refusal.
 
     Raises `MutationUnknownError` if the answer to COMMIT was lost (R44), `LeaseEndedError` if the
     lease ended while the transaction was open, and what the caller's function raised. After any of
@@ -389,12 +392,14 @@ def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
     """
     answer, verdict = yield from _begin(segment, clock)
     change(answer.applied_to)
-    if verdict.verdict != "ACCEPTED":
+    if not verdict.lets_write:
         # Nothing hangs on this COMMIT but the evidence of a refusal.
         with suppress(Failed):
             yield Commit()
         return verdict
-    if answer.state != "HELD":
+    if verdict.would_refuse is not None:
+        _warn_in_shadow(verdict)
+    elif answer.state != "HELD":
         yield from _roll_back()
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
@@ -430,6 +435,15 @@ def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer, Verdict]]:
         else:
             return Answer.from_row(looked[0], asked_at), Verdict.from_row(applied[0])
     raise AssertionError("unreachable")
+
+
+def _warn_in_shadow(verdict: Verdict) -> None:
+    _log.warning(
+        "in shadow, so let through: %s%s: %s",
+        verdict.would_refuse,
+        f" ({verdict.reason})" if verdict.reason else "",
+        verdict.explanation,
+    )
 
 
 def _work() -> Steps[Left]:
@@ -483,6 +497,8 @@ def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
     except Failed as failed:
         failed.rethrow()
     answer, verdict = Answer.from_row(looked[0], asked_at), Verdict.from_row(applied[0])
+    if verdict.would_refuse is not None:
+        _warn_in_shadow(verdict)
     if verdict.verdict == "ACCEPTED" and answer.state != "HELD":
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}; "
@@ -505,7 +521,10 @@ def advance(token: str) -> Steps[Verdict]:
             if failed.lost:
                 yield Reopen()
         else:
-            return Verdict.from_row(rows[0])
+            verdict = Verdict.from_row(rows[0])
+            if verdict.would_refuse is not None:
+                _warn_in_shadow(verdict)
+            return verdict
     raise AssertionError("unreachable")
 
 

@@ -23,6 +23,9 @@ class Receipt:
     accepted_at: datetime
     #: The segment stood already, so nothing was done this time (R12).
     replayed: bool = field(default=False, compare=False)
+    #: In shadow (R28): the refusal that was let through. Then nothing was accepted, `digest` is
+    #: empty, and `accepted_at` says when the client was told.
+    would_refuse: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,11 @@ _TABLE = (
         "the trust bundle was refused",
         "The bundle in force is unchanged; the message says which rule the new one breaks.",
     ),
+    Code(
+        "ROLLOUT_REFUSED", "PF306", "RolloutRefusedError", "R29",
+        "the rollout goes from shadow to enforced only",
+        "Leave it enforced; the message says what under the prefix was enforced already.",
+    ),
     # What only the client can know.
     Code(
         "OWNERSHIP_UNKNOWN", None, "OwnershipUnknownError", "R42",
@@ -228,8 +233,9 @@ ACCEPTING = frozenset({"ACCEPTED", "REPLAYED", "ADVANCED"})
 class Verdict:
     """The answer of `fenced_apply` or `advance`, field by field the SQL type `pgfence.verdict`.
 
-    `verdict` is ACCEPTED, REPLAYED or ADVANCED, or the name of a refusal. `highest_fence` and
-    `last_segment` are those after the call. `receipt` and `payload_digest` are SHA-256 in hex.
+    `verdict` is ACCEPTED, REPLAYED or ADVANCED, or the name of a refusal; in shadow WOULD_REFUSE,
+    and `would_refuse` has the name (R28). `highest_fence` and `last_segment` are those after the
+    call. `receipt` and `payload_digest` are SHA-256 in hex.
     """
 
     verdict: str
@@ -243,6 +249,7 @@ class Verdict:
     receipt: str | None = None
     payload_digest: str | None = None
     accepted_at: datetime | None = None
+    would_refuse: str | None = None
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> Self:
@@ -254,14 +261,19 @@ class Verdict:
         """Whether what was asked for stands in the database once the transaction has committed."""
         return self.verdict in ACCEPTING
 
+    @property
+    def lets_write(self) -> bool:
+        """Whether the caller goes on and writes: ACCEPTED, or what is let through in shadow."""
+        return self.verdict == "ACCEPTED" or self.would_refuse is not None
+
     def require(self) -> Self:
-        """Return this verdict if it accepts, else raise its `RefusedError`.
+        """Return this verdict if it accepts or is let through in shadow, else raise its refusal.
 
         Call it after COMMIT: a rollback would take the evidence of the refusal with it (R18).
         """
         # Here and not above: errors.py reads this module's table.
         from pgfence.errors import refusal
 
-        if self.accepted:
+        if self.accepted or self.would_refuse is not None:
             return self
         raise refusal(self)

@@ -10,4 +10,4 @@ create type pgfence._admission as (
     good_until      timestamptz
 );
 comment on type pgfence._admission is
-    'An admitted segment. ends_at: when the transaction must have committed (R20); good_until: that, or when the key ends.';
+    'An admitted segment. ends_at: when the transaction must have committed (R20), null in shadow, where it need not (R28); good_until: that, or when the key ends.';

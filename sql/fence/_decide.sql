@@ -205,11 +205,24 @@ begin
                 p_segment_seq, v_grant.resource, v_next_segment);
             exit rules;
         end if;
+
+        -- R25, R28: what stops an admission is an error, but in shadow a would-be refusal like the others.
+        if p_segment_seq is not null and pgfence._shadow_prefix(v_grant.resource) is not null then
+            begin
+                perform pgfence._attest_guards(v_grant.resource);
+            exception
+                when sqlstate 'PF202' then
+                    v_refused := 'GUARD_MISSING';
+                    v_explanation := sqlerrm;
+                    exit rules;
+            end;
+        end if;
     end rules;
 
     if v_refused is not null then
         return row(pgfence._refuse(v_refused, v_reason, v_explanation, v_grant, v_digest, v_fence, p_segment_seq,
-                                   p_payload_digest), null)::pgfence._decision;
+                                   p_payload_digest, coalesce(v_grant.resource, pgfence._claimed_resource(p_grant))),
+                   null)::pgfence._decision;
     end if;
     if v_snapshot_isolation then
         -- From here to COMMIT nobody may change what was looked at.

@@ -33,6 +33,13 @@ begin
         return null;
     end if;
     if pg_catalog.clock_timestamp() >= new.admitted_until then
+        if pgfence._shadow_prefix(new.resource) is not null then
+            perform pgfence._record_refusal('LEASE_ENDED', null,
+                pg_catalog.jsonb_populate_record(null::pgfence._grant,
+                    pg_catalog.jsonb_build_object('resource', new.resource, 'fence_token', new.highest_fence)),
+                new.grant_digest, true, new.last_segment, pgfence._shadow_prefix(new.resource), null, true);
+            return null;
+        end if;
         perform pgfence._raise('LEASE_ENDED',
             pg_catalog.format('the lease on %s ended %s ms ago, while this transaction was open', new.resource,
                    pg_catalog.ceil(extract(epoch from pg_catalog.clock_timestamp() - new.admitted_until) * 1000)),
@@ -44,7 +51,7 @@ end
 $$;
 revoke all on function pgfence._look_at_commit() from public;
 comment on function pgfence._look_at_commit() is
-    'Deferred constraint trigger on fences: raises PF203 when the lease ended before COMMIT (R19).';
+    'Deferred constraint trigger on fences: raises PF203 when the lease ended before COMMIT (R19); in shadow it notes that and no more (R28).';
 
 -- No WHEN: PostgreSQL would parse it again at every UPDATE.
 create constraint trigger look_at_commit after update of commit_look on pgfence.fences

@@ -34,7 +34,8 @@ as $$
     ('NO_WORKLOAD',      'PF302', 'the login role belongs to no workload'),
     ('REQUEST_CONFLICT', 'PF303', 'the request ID was used with other arguments'),
     ('UNPROTECTABLE',    'PF304', 'the table cannot be protected as it is'),
-    ('TRUST_REFUSED',    'PF305', 'the trust bundle was refused')
+    ('TRUST_REFUSED',    'PF305', 'the trust bundle was refused'),
+    ('ROLLOUT_REFUSED',  'PF306', 'the rollout goes from shadow to enforced only')
 $$;
 revoke all on function pgfence.error_codes() from public;
 grant execute on function pgfence.error_codes() to pgfence_app, pgfence_registry, pgfence_auditor;

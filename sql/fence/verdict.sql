@@ -10,8 +10,9 @@ create type pgfence.verdict as (
     last_segment   bigint,
     receipt        text,
     payload_digest text,
-    accepted_at    timestamptz
+    accepted_at    timestamptz,
+    would_refuse   text
 );
 
 comment on type pgfence.verdict is
-    'Answer of fenced_apply(): ACCEPTED, REPLAYED, ADVANCED, or the name of a refusal in pgfence.error_codes(). highest_fence and last_segment are those after the call; receipt and payload_digest are SHA-256 in hex.';
+    'Answer of fenced_apply(): ACCEPTED, REPLAYED, ADVANCED, or the name of a refusal in pgfence.error_codes(); in shadow WOULD_REFUSE, and would_refuse has the name (R28). highest_fence and last_segment are those after the call; receipt and payload_digest are SHA-256 in hex.';

@@ -56,7 +56,9 @@ begin
     end loop;
 
     -- Whoever asks in a transaction that goes on holds up everybody else: not for long (R20).
-    perform pgfence._limit_transaction(pg_catalog.clock_timestamp() + interval '5 seconds');
+    if pgfence._shadow_prefix(p_request.resource) is null then
+        perform pgfence._limit_transaction(pg_catalog.clock_timestamp() + interval '5 seconds');
+    end if;
 
     -- Lock order: fence row, then grant row. A locked grant row is a renewal in flight.
     v_now := pg_catalog.clock_timestamp();

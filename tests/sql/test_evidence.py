@@ -174,7 +174,7 @@ def test_r18_rows_of_evidence_are_bounded_and_the_oldest_gives_way(
         assert worker.apply(forge(grant, keys, lease=f"l-{number}"), 1).reason == "UNKNOWN_GRANT"
     assert len(refusals(database)) == 128
     with psycopg.connect(database.dsn("auditor")) as conn:
-        assert conn.execute("select count(*) from pgfence.refusals").fetchone() == (1280,)
+        assert conn.execute("select count(*) from pgfence.refusals").fetchone() == (1920,)
         newest = forge(grant, keys, lease="l-199")
         found = conn.execute(
             "select count(*) from pgfence.refusals where grant_digest = decode(%s, 'hex')",

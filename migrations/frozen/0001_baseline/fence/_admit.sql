@@ -10,16 +10,17 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_in_shadow constant boolean := pgfence._shadow_prefix((p_known.grant_claims).resource) is not null;
     v_admission pgfence._admission;
 begin
     update pgfence.fences as f
        set last_segment = p_segment_seq,
            receipt_count = f.receipt_count + 1,
            -- no shortcut for another token than the registry's own: with a distant registry every segment
-           -- needs a look at its status proof
+           -- needs a look at its status proof; nor in shadow, which is for the text alone (R28)
            checked_hash = (select pg_catalog.hashtextextended(g.token, 0) from pgfence_registry.grants as g
                             where g.lease = f.current_lease and g.token = p_grant
-                              and p_configuration.registry_is_local),
+                              and p_configuration.registry_is_local and not v_in_shadow),
            -- nor for a role that is several workloads, each known by how its sessions were authenticated (R6)
            checked_role = (select session_user::text
                             where not exists (select from pgfence.workload_roles as w
@@ -34,7 +35,7 @@ begin
            commit_look = 0
      where f.resource = (p_known.grant_claims).resource
     returning f.resource, f.highest_fence, f.operation_root, f.grant_digest, f.chain_before, f.checked_version,
-              f.admitted_until, least(f.admitted_until, f.checked_until)
+              case when not v_in_shadow then f.admitted_until end, least(f.admitted_until, f.checked_until)
     into strict v_admission;
     return v_admission;
 end

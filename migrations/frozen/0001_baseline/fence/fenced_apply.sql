@@ -100,8 +100,10 @@ begin
             message = pg_catalog.format('lease, bundle, policies or workloads changed while the call waited for %s', v_admission.resource),
             hint = 'Try the transaction again.', constraint = 'R9';
     end if;
-    -- R20. The usual case here: the client has set no time-out of its own, and this is PostgreSQL 17 or later.
-    if pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
+    -- R20. The usual case: the client has set no time-out of its own, and this is PostgreSQL 17 or later.
+    if v_admission.ends_at is null then
+        null;  -- in shadow no session is ended (R28)
+    elsif pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
        and pg_catalog.current_setting('transaction_timeout', true) = '0' then
         v_left_ms := greatest(1, least(2147483647,
             pg_catalog.date_part('epoch', v_admission.ends_at - v_accepted_at) * 1000))::bigint;
@@ -112,7 +114,7 @@ begin
     end if;
     return row('ACCEPTED', null, null, v_admission.resource, v_admission.fence_token, p_segment_seq, v_admission.fence_token,
                p_segment_seq, pg_catalog.encode(v_digest, 'hex'), pg_catalog.encode(v_payload_digest, 'hex'),
-               v_accepted_at)::pgfence.verdict;
+               v_accepted_at, null)::pgfence.verdict;
 end
 $$;
 -- next statement

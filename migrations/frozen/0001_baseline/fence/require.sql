@@ -9,6 +9,9 @@ as $$
 begin
     if p_verdict.verdict in ('ACCEPTED', 'REPLAYED', 'ADVANCED') then
         return p_verdict;
+    elsif p_verdict.verdict = 'WOULD_REFUSE' then
+        raise warning 'pgfence would refuse this: %', pg_catalog.concat_ws(': ', p_verdict.would_refuse, p_verdict.explanation);
+        return p_verdict;
     end if;
     if p_verdict.verdict is null
        or not exists (select from pgfence.error_codes() as c where c.name = p_verdict.verdict) then
@@ -29,4 +32,4 @@ revoke all on function pgfence.require(pgfence.verdict) from public;
 grant execute on function pgfence.require(pgfence.verdict) to pgfence_app;
 -- next statement
 comment on function pgfence.require(pgfence.verdict) is
-    'Returns an accepting verdict; raises PF101 to PF119 for a refusal, PF301 for anything else.';
+    'Returns an accepting verdict, and WOULD_REFUSE with a warning (R28); raises PF101 to PF119 for a refusal, PF301 for anything else.';

@@ -25,6 +25,15 @@ begin
                 'Use printable ASCII without space, double quote or backslash.', 'R8');
         end if;
     end loop;
+    if p_largest_step is null or p_largest_step not between 1 and 9007199254740991
+       or p_largest_ttl_ms is null or p_largest_ttl_ms not between 100 and 9007199254740991 then
+        perform pgfence._raise('INVALID_ARGUMENT',
+            pg_catalog.format('policy of %L: a step of %s or a lease of %s ms is out of range', p_prefix,
+                coalesce(p_largest_step::text, 'NULL'), coalesce(p_largest_ttl_ms::text, 'NULL')),
+            'The largest step is 1 to 2^53 - 1, the longest lease 100 to 2^53 - 1 ms.', 'R8');
+    end if;
+    -- One after the other: two that begin generations at once must not begin the same one.
+    update pgfence.configuration set version = version + 1;
     -- Above every generation that ever ruled these resources, also through a shorter prefix: a
     -- grant of an old generation must not become good again because a new prefix starts at 1.
     select max(p.generation) + 1 into v_generation from pgfence.policies as p;
@@ -33,7 +42,6 @@ begin
     on conflict (prefix) do update
        set generation = excluded.generation, operation_classes = excluded.operation_classes,
            largest_step = excluded.largest_step, largest_ttl_ms = excluded.largest_ttl_ms;
-    update pgfence.configuration set version = version + 1;
     return v_generation;
 end
 $$;

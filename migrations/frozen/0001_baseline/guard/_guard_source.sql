@@ -22,6 +22,8 @@ declare
     v_resource_of text;
     v_check_row text;
     v_by_operation text := '';
+    v_rest_by_operation text := '';
+    v_others text;
     v_rows text;
     v_operation text;
 begin
@@ -87,6 +89,7 @@ begin
     v_resource_of := '
     if ' || array_to_string(v_other_types, ' or ') || ' then
         perform pgfence._refuse_changed_column(tg_relid);
+        return null;
     end if;
     v_resource := ' || array_to_string(v_resource_of_row, ' || ') || ';';
     v_check_row := v_resource_of || '
@@ -102,6 +105,16 @@ begin
                 'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_new_rows as n' end,
             case when v_operation <> 'INSERT' then
                 'select ' || array_to_string(v_columns_by_bytes, ', ') || ' from pgfence_old_rows as n' end);
+        v_others := '(
+                select (' || array_to_string(v_resource_of_group, ' || ') || ') collate "C" as resource
+                from (select distinct r.* from (' || v_rows || ') as r where ' || array_to_string(v_differences, ' or ') || ') as g
+            ) as o
+            where (select true from pgfence.admitted_resources as a where a.resource = o.resource) is null';
+        v_rest_by_operation := v_rest_by_operation || '
+        if tg_op = ' || quote_literal(v_operation) || ' then
+            perform pgfence._refuse_write(tg_relid, tg_op, o.resource)
+            from ' || v_others || ';
+        end if;';
         v_by_operation := v_by_operation || '
     elsif tg_op = ' || quote_literal(v_operation) || ' then
         ' || v_select_row || case v_operation when 'DELETE' then 'pgfence_old_rows' else 'pgfence_new_rows' end || ' as n limit 1;'
@@ -118,11 +131,7 @@ begin
         into v_is_admitted, v_has_others;
         if v_is_admitted and v_has_others then
             select o.resource into v_resource
-            from (
-                select (' || array_to_string(v_resource_of_group, ' || ') || ') collate "C" as resource
-                from (select distinct r.* from (' || v_rows || ') as r where ' || array_to_string(v_differences, ' or ') || ') as g
-            ) as o
-            where (select true from pgfence.admitted_resources as a where a.resource = o.resource) is null
+            from ' || v_others || '
             limit 1;
             v_is_admitted := not found;
         end if;';
@@ -150,6 +159,9 @@ begin
     end if;
     if v_is_admitted is not true then -- TRUNCATE never is
         perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
+        -- It returned: that resource is in shadow. Is every other one of the statement?
+        if v_has_others then' || replace(v_rest_by_operation, E'\n', E'\n    ') || '
+        end if;
     end if;
     return null;
 end

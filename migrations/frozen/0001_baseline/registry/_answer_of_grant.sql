@@ -23,6 +23,7 @@ begin
         v_answer.wake_channel := pgfence_registry._wake_channel(p_grant.owner, p_grant.request_id);
     elsif v_answer.state = 'HELD' and p_with_token then
         v_answer.token := p_grant.token;
+        v_answer.in_shadow := pgfence._shadow_prefix(p_grant.resource) is not null;
     end if;
     return v_answer;
 end

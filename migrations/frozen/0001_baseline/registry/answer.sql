@@ -12,8 +12,9 @@ create type pgfence_registry.answer as (
     remaining_ms  bigint,
     look_again_ms bigint,
     wake_channel  text,
-    reason        text
+    reason        text,
+    in_shadow     boolean
 );
 -- next statement
 comment on type pgfence_registry.answer is
-    'state is WAIT, SIGNING, HELD, EXPIRED, RELEASED, SUPERSEDED, WITHDRAWN or UNKNOWN. WAIT and SIGNING: call request() again when NOTIFY comes on wake_channel, at the latest after look_again_ms.';
+    'state is WAIT, SIGNING, HELD, EXPIRED, RELEASED, SUPERSEDED, WITHDRAWN or UNKNOWN. WAIT and SIGNING: call request() again when NOTIFY comes on wake_channel, at the latest after look_again_ms. in_shadow comes with the token: refusals of the resource are let through (R28).';

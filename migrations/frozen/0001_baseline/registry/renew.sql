@@ -25,7 +25,9 @@ begin
     returning g.* into v_grant;
     if found then
         -- The row stays locked until this transaction ends, and the next owner waits for it: R20.
-        perform pgfence._limit_transaction(v_grant.lease_ends_at);
+        if pgfence._shadow_prefix(v_grant.resource) is null then
+            perform pgfence._limit_transaction(v_grant.lease_ends_at);
+        end if;
         return pgfence_registry._answer_of_grant(v_grant, false);
     end if;
     v_answer := pgfence_registry._answer_of_grant(pgfence_registry._own_grant(p_lease), false);
