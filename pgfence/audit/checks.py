@@ -633,7 +633,7 @@ CHECKS: tuple[Check, ...] = (
         f"""
         select p.oid::regprocedure::text as object
           from {_installed("functions")} join ({_FUNCTIONS}) on e.name = n.nspname || '.' || p.proname
-         where array_remove(p.proconfig, 'enable_seqscan=off')
+         where array_remove(array_remove(p.proconfig, 'enable_seqscan=off'), 'jit=off')
                is distinct from array['search_path=pg_catalog, pg_temp']
         """,
         "{object} does not pin its search_path",

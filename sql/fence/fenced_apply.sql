@@ -5,6 +5,9 @@
 -- It leaves in the fence row which token passed, for which login role, until when and by which
 -- version of bundle, policy and workloads. While all of that still holds, the next segment of the
 -- same grant is accepted by one UPDATE whose WHERE asks for it; any doubt goes to the text.
+--
+-- Plans are kept, and must still be good when tables that were small have grown: hence no sequential
+-- scans. What cannot do without one then looks so expensive that it would be compiled: hence no JIT.
 create function pgfence.fenced_apply(
     p_grant text, p_segment_seq bigint, p_payload text, p_status text default null
 )
@@ -13,6 +16,7 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_read_committed boolean;
