@@ -260,8 +260,10 @@ def rate(database: support.Database, script: str, sessions: int, seconds: int) -
     for pgfence's functions more of them, and a pool of sessions does that once a day.
     """
     output = pgbench(database, script, sessions, "--progress=1", f"--time={seconds + 1}")
-    reports = re.findall(r"^progress: [0-9.]+ s, ([0-9.]+) tps", output, re.MULTILINE)
-    return statistics.mean(float(report) for report in reports[1:] or reports)
+    each_second = re.findall(r"^progress: [0-9.]+ s, ([0-9.]+) tps", output, re.MULTILINE)
+    in_all = re.findall(r"^tps = ([0-9.]+)", output, re.MULTILINE)
+    # The run may be over before the last second is reported.
+    return statistics.mean(float(tps) for tps in each_second[1:] or in_all)
 
 
 def pgbench(database: support.Database, script: str, sessions: int, *amount: str) -> str:
