@@ -77,6 +77,11 @@ class Model:
         if self.leases[lease] == "HELD":
             self.leases[lease] = "EXPIRED"
 
+    def renew(self, grant: ModelGrant) -> str:
+        """What the registry answers: a lease of a revoked epoch is over (R7)."""
+        state = self.leases[grant.lease]
+        return "EXPIRED" if state == "HELD" and grant.epoch < self.lowest_epoch else state
+
     def release(self, grant: ModelGrant) -> None:
         if self.leases[grant.lease] == "HELD":
             self.leases[grant.lease] = "RELEASED"

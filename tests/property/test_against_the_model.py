@@ -199,7 +199,7 @@ class History:
     def renew(self, first: int, second: int) -> None:
         grant, _ = self._pick(first)
         answer = self.workers[grant.owner].renew(grant.lease)
-        assert answer.state == self.model.leases[grant.lease]
+        assert answer.state == self.model.renew(grant)
 
     def policy(self, first: int, second: int) -> None:
         self.model.operations = None if second % 2 else frozenset({"settle"})
