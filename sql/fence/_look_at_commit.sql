@@ -19,13 +19,14 @@ as $$
 declare
     v_query text := pg_catalog.current_query();
     v_stack text;
+    v_shadow_prefix text;
+    v_grant pgfence._grant;
 begin
     get diagnostics v_stack = pg_context;
     if pg_catalog.strpos(v_stack, E'\n') = 0 and (v_query is null or v_query in ('COMMIT', 'commit', 'COMMIT;', 'commit;')) then
         null;
     elsif new.commit_look = 0 then
-        update pgfence.fences set commit_look = pg_catalog.pg_trigger_depth()
-         where resource = new.resource and last_segment = new.last_segment;
+        update pgfence.fences set commit_look = pg_catalog.pg_trigger_depth() where resource = new.resource;
         return null;
     elsif pg_catalog.pg_trigger_depth() > new.commit_look then
         set constraints pgfence.look_at_commit deferred;
@@ -33,11 +34,12 @@ begin
         return null;
     end if;
     if pg_catalog.clock_timestamp() >= new.admitted_until then
-        if pgfence._shadow_prefix(new.resource) is not null then
-            perform pgfence._record_refusal('LEASE_ENDED', null,
-                pg_catalog.jsonb_populate_record(null::pgfence._grant,
-                    pg_catalog.jsonb_build_object('resource', new.resource, 'fence_token', new.highest_fence)),
-                new.grant_digest, true, new.last_segment, pgfence._shadow_prefix(new.resource), null, true);
+        v_shadow_prefix := pgfence._shadow_prefix(new.resource);
+        if v_shadow_prefix is not null then
+            v_grant.resource := new.resource;
+            v_grant.fence_token := new.highest_fence;
+            perform pgfence._record_refusal('LEASE_ENDED', null, v_grant, new.grant_digest, true, new.last_segment,
+                                            v_shadow_prefix, null, true);
             return null;
         end if;
         perform pgfence._raise('LEASE_ENDED',

@@ -15,7 +15,7 @@ declare
     v_columns text[] := '{}';           -- n.batch_date
     v_columns_by_bytes text[] := '{}';  -- the same, text by its bytes and not by its collation
     v_other_types text[] := '{}';       -- pg_typeof(v_row.batch_date)::oid <> 1082
-    v_differences text[] := '{}';       -- r.batch_date is distinct from v_row.batch_date
+    v_differences text[] := '{}';       -- r.batch_date is distinct from that of the row
     v_resource_of_row text[] := '{}';   -- 'invoice-batch/', to_char(v_row.batch_date, ...)
     v_resource_of_group text[] := '{}'; -- the same of g.batch_date
     v_select_row text;
@@ -73,8 +73,9 @@ begin
             v_columns := v_columns || format('n.%s', v_column.name);
             v_columns_by_bytes := v_columns_by_bytes || format('n.%1$s%2$s as %1$s', v_column.name, v_column.by_bytes);
             v_other_types := v_other_types || format('pg_typeof(v_row.%s)::oid <> %s', v_column.name, v_column.type::oid);
+            -- in a query of its own, which is asked once and not for each row
             v_differences := v_differences
-                || format('r.%1$s is distinct from v_row.%1$s%2$s', v_column.name, v_column.by_bytes);
+                || format('r.%1$s is distinct from (select v_row.%1$s%2$s)', v_column.name, v_column.by_bytes);
         end if;
     end loop;
 

@@ -24,7 +24,7 @@ revoke all on function pgfence._keep_fence_rising() from public;
 comment on function pgfence._keep_fence_rising() is 'Trigger: raises PF205, a fence never goes down (R17).';
 -- next statement
 -- Only where an UPDATE names these columns: PostgreSQL parses a WHEN, and a CHECK, again at every UPDATE.
-create trigger keep_fence_rising before update of resource, highest_fence, issued_fence on pgfence.fences
+create trigger keep_fence_rising after update of resource, highest_fence, issued_fence on pgfence.fences
     for each row when (new.highest_fence < old.highest_fence or new.issued_fence < old.issued_fence
                        or greatest(new.highest_fence, new.issued_fence) > 9007199254740991
                        or new.resource <> old.resource)

@@ -28,7 +28,6 @@ declare
     v_admission pgfence._admission;
     v_accepted_at timestamptz;
     v_digest bytea;
-    v_left_ms text;
 begin
     if (p_grant is not null and p_payload is not null and p_segment_seq >= 1) is not true then
         perform pgfence._raise('INVALID_ARGUMENT',
@@ -104,16 +103,7 @@ begin
             message = pg_catalog.format('lease, bundle, policies or workloads changed while the call waited for %s', v_admission.resource),
             hint = 'Try the transaction again.', constraint = 'R9';
     end if;
-    -- R20. The usual case: the client has set no time-out of its own, and this is PostgreSQL 17 or later.
-    if v_admission.ends_at is null then
-        null;  -- in shadow no session is ended (R28)
-    elsif pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
-       and pg_catalog.current_setting('transaction_timeout', true) = '0' then
-        v_left_ms := greatest(1, least(2147483647,
-            pg_catalog.date_part('epoch', v_admission.ends_at - v_accepted_at) * 1000))::bigint;
-        v_left_ms := pg_catalog.set_config('idle_in_transaction_session_timeout',
-            pg_catalog.set_config('transaction_timeout', v_left_ms, true), true);
-    else
+    if v_admission.ends_at is not null then  -- in shadow no session is ended (R28)
         perform pgfence._limit_transaction(v_admission.ends_at);
     end if;
     return row('ACCEPTED', null, null, v_admission.resource, v_admission.fence_token, p_segment_seq, v_admission.fence_token,
