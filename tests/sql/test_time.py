@@ -15,6 +15,7 @@ from tests.workers import (
     as_owner,
     begin_before_the_end,
     fence_row,
+    forge,
     grant_of,
     in_background,
     lease_is_over,
@@ -71,6 +72,36 @@ def test_r19_lease_that_ended_before_commit_fails_the_commit(
         worker.conn.execute("commit")
     assert caught.value.sqlstate == "PF203"
     assert fence_row(database, RESOURCE).highest_fence == 0
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_r19_advancing_another_grant_in_the_transaction_does_not_skip_the_look_at_commit(
+    worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any], late: bool
+) -> None:
+    """With a distant registry one transaction may hold two grants. In time is the control."""
+    claims = grant_of(worker.acquire(RESOURCE).token)
+    as_owner(database, "update pgfence.configuration set registry_is_local = false")
+    ends_at = claims.issued_at + (10_000_000 if late else 600_000_000)
+    first = forge(claims, keys, status_until=ends_at)
+    second = forge(
+        claims,
+        keys,
+        fence_token=claims.fence_token + 1,
+        operation_root=f"sha256:{'1' * 64}",
+        status_until=claims.issued_at + 600_000_000,
+    )
+    worker.conn.execute("begin")
+    assert worker.apply(first, 1).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    assert worker.advance(second).verdict == "ADVANCED"
+    if not late:
+        worker.conn.execute("/* in words of its own */ commit")
+        return
+    past = "select extract(epoch from clock_timestamp()) * 1000000 > %s"
+    wait_until(lambda: observer.execute(past, [ends_at]).fetchone() == (True,), "it is over")
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("/* in words of its own */ commit")
+    assert caught.value.sqlstate == "PF203"
 
 
 @pytest.mark.parametrize("level", LEVELS)
