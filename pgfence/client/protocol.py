@@ -397,9 +397,7 @@ def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
         with suppress(Failed):
             yield Commit()
         return verdict
-    if verdict.would_refuse is not None:
-        _warn_in_shadow(verdict)
-    elif answer.state != "HELD":
+    if verdict.would_refuse is None and answer.state != "HELD":
         yield from _roll_back()
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
@@ -433,17 +431,21 @@ def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer, Verdict]]:
             if attempt == _ATTEMPTS - 1 or not (lost or failed.sqlstate in _TRY_AGAIN):
                 _not_written(failed)
         else:
-            return Answer.from_row(looked[0], asked_at), Verdict.from_row(applied[0])
+            return Answer.from_row(looked[0], asked_at), _verdict(applied[0])
     raise AssertionError("unreachable")
 
 
-def _warn_in_shadow(verdict: Verdict) -> None:
-    _log.warning(
-        "in shadow, so let through: %s%s: %s",
-        verdict.would_refuse,
-        f" ({verdict.reason})" if verdict.reason else "",
-        verdict.explanation,
-    )
+def _verdict(row: Row) -> Verdict:
+    """Read a verdict, and warn of a refusal that shadow lets through (R28)."""
+    verdict = Verdict.from_row(row)
+    if verdict.would_refuse is not None:
+        _log.warning(
+            "in shadow, so let through: %s%s: %s",
+            verdict.would_refuse,
+            f" ({verdict.reason})" if verdict.reason else "",
+            verdict.explanation,
+        )
+    return verdict
 
 
 def _work() -> Steps[Left]:
@@ -496,9 +498,7 @@ def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
         looked, applied = yield Batch(_calls(segment))
     except Failed as failed:
         failed.rethrow()
-    answer, verdict = Answer.from_row(looked[0], asked_at), Verdict.from_row(applied[0])
-    if verdict.would_refuse is not None:
-        _warn_in_shadow(verdict)
+    answer, verdict = Answer.from_row(looked[0], asked_at), _verdict(applied[0])
     if verdict.verdict == "ACCEPTED" and answer.state != "HELD":
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}; "
@@ -521,10 +521,7 @@ def advance(token: str) -> Steps[Verdict]:
             if failed.lost:
                 yield Reopen()
         else:
-            verdict = Verdict.from_row(rows[0])
-            if verdict.would_refuse is not None:
-                _warn_in_shadow(verdict)
-            return verdict
+            return _verdict(rows[0])
     raise AssertionError("unreachable")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -230,6 +231,7 @@ def _round_trip(
     cursors: one for each call. `transaction` begins in the same round trip, and ends in it unless
     the batch leaves it open. psycopg prepares the calls as the connection's owner wishes.
     """
+    handled = sys.exception()
     try:
         with conn.pipeline():
             if transaction is not None:
@@ -241,11 +243,11 @@ def _round_trip(
     except BaseException as error:
         # An interrupt (Ctrl-C, SystemExit) between two results leaves psycopg unable to leave
         # pipeline mode, and its complaint about that would hide the interrupt. Such a connection
-        # is of no more use.
+        # is of no more use. What our caller is handling already is no interrupt of ours.
         interrupt: BaseException | None = error
-        while isinstance(interrupt, Exception):
+        while isinstance(interrupt, Exception) and interrupt is not handled:
             interrupt = interrupt.__context__
-        if interrupt is None:
+        if interrupt is None or interrupt is handled:
             raise
         conn.close()
         raise interrupt from None

@@ -32,6 +32,19 @@ def receipts(database: Database) -> int:
     return int(row[0])
 
 
+def test_an_error_while_an_interrupt_is_handled_is_that_error(
+    fence: pgfence.Fence, database: Database
+) -> None:
+    """And the caller's connection stays open."""
+    with fence.hold(RESOURCE, operation="settle") as lease, database.connect("outsider") as conn:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
+                fence.apply(conn, lease, 1, "payload")
+        assert conn.execute("select 1").fetchone() == (1,)
+
+
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_work_may_not_end_the_transaction(
     fence: pgfence.Fence, database: Database, end: str
