@@ -9,6 +9,7 @@ that it finds, and the statements that mend it. It needs a case in tests/sql/tes
 from dataclasses import dataclass
 
 from pgfence.audit.doctor import Check, Severity
+from pgfence.model.bundle import RENEWAL_US
 
 ERROR, WARNING, NOTE = Severity
 
@@ -89,6 +90,36 @@ def _setting(name: str, bad: str, good: str) -> str:
          where split_part(c, '=', 1) = '{name}' and lower(split_part(c, '=', 2)) in ({bad})
            and (s.setdatabase = 0 or d.datname = current_database())
            and (s.setrole = 0 or a.oid is not null)
+    """
+
+
+# Trust
+
+_RENEWAL_DAYS = RENEWAL_US // 86_400_000_000
+
+
+def _trust_ends(after: str, by: str) -> str:
+    """What of the trust bundle in force ends between two times, and is not replaced by then."""
+    return f"""
+        with bundle as (
+            select * from pgfence.trust_bundles order by version desc limit 1
+        ), ends as (
+            select 'trust bundle ' || b.version as object, b.expires_at, 'every grant is refused' as so,
+                   'pgfence trust propose' as command
+              from bundle as b
+             union all
+            select k.purpose || ' key ' || k.kid, k.expires_at,
+                   case k.purpose when 'root' then 'no trust bundle can be installed'
+                                  else 'whatever it signed is refused, and no other key is left' end,
+                   format('pgfence trust propose --add %s:KEY', k.purpose)
+              from bundle as b join pgfence.trust_keys as k on k.bundle_version = b.version and k.expires_at < b.expires_at
+             where (select count(*) from pgfence.trust_keys as o
+                     where o.bundle_version = b.version and o.purpose = k.purpose
+                       and o.not_before <= k.expires_at and o.expires_at > {by})
+                   < case k.purpose when 'root' then b.root_threshold else 1 end
+        )
+        select object, date_trunc('second', expires_at)::text as ends, so, command
+          from ends where expires_at > {after} and expires_at <= {by}
     """
 
 
@@ -1023,6 +1054,40 @@ CHECKS: tuple[Check, ...] = (
         "the transaction {object} was prepared by {owner} at {prepared} and is still open",
         ("{mend}",),
         step="Or, if its coordinator has decided so: {otherwise}",
+    ),
+    Check(
+        "TRUST_ENDED",
+        WARNING,
+        "The trust bundle in force has ended, or the last of its keys for a purpose.",
+        _trust_ends("'-infinity'", "now()"),
+        "the {object} ended at {ends}: {so}",
+        (),
+        step="Have another one signed and installed, docs/trust.md says how: {command}",
+    ),
+    Check(
+        "TRUST_ENDS_SOON",
+        NOTE,
+        f"The trust bundle in force, or the last of its keys for a purpose, ends within {_RENEWAL_DAYS} days.",
+        _trust_ends("now()", f"now() + interval '{_RENEWAL_DAYS} days'"),
+        "the {object} ends at {ends}; from then on {so}",
+        (),
+        step="Have another one signed and installed in time, docs/trust.md says how: {command}",
+    ),
+    Check(
+        "SHADOW",
+        NOTE,
+        "A prefix of resources is in shadow: what would be refused is noted and let through (R28).",
+        """
+        select case when r.prefix = '' then 'everything' else r.prefix end as object,
+               date_trunc('second', r.shadow_since)::text as since, r.shadow_by,
+               format('select pgfence.enforce(%L);', r.prefix) as mend,
+               case when r.prefix = '' then '""' else r.prefix end as argument
+          from pgfence.rollout as r where r.enforced_since is null
+        """,
+        "{object} is in shadow since {since}, by {shadow_by}: nothing is refused there",
+        ("{mend}",),
+        run_as="pgfence_owner",
+        step="Look first what that would refuse: pgfence rollout enforce {argument} shows it, and asks.",
     ),
     Check(
         "NO_REGISTRY",

@@ -303,6 +303,7 @@ CASES = [
     case("LATE_PARTITION", "sales.later",
          "create table sales.later partition of sales.batches default", by=OWNER),
     case("DROPPED_TABLE", "{dropped}", "drop table sales.invoices", by=OWNER),
+    case("SHADOW", "it's", "select pgfence.shadow('it''s')"),
     case("PREPARED_TRANSACTION", "it's open",
          "begin; set local role pgfence_owner;"
          "update pgfence.configuration set version = version; prepare transaction 'it''s open'"),
@@ -310,7 +311,14 @@ CASES = [
 
 
 #: What no SQL mends, or a person has to look at first: tests of their own, below.
-WITHOUT_SQL = {"SERVER_VERSION", "NO_REGISTRY", "UNTRUSTED_LANGUAGE", "EXTENSION"}
+WITHOUT_SQL = {
+    "SERVER_VERSION",
+    "TRUST_ENDED",
+    "TRUST_ENDS_SOON",
+    "NO_REGISTRY",
+    "UNTRUSTED_LANGUAGE",
+    "EXTENSION",
+}
 
 
 def test_every_check_has_a_case() -> None:
@@ -445,6 +453,68 @@ def test_r26_what_mends_is_quoted(patient: Database) -> None:
         assert examine(patient) == ()
     finally:
         plant(patient, f"drop owned by {odd}", f"drop role {odd}")
+
+
+_BUNDLE_ENDS = "update pgfence.trust_bundles set expires_at = now() + interval '{}'"
+_KEY_ENDS = "update pgfence.trust_keys set expires_at = now() + interval '{}' where purpose = '{}'"
+_ANOTHER_KEY = (
+    "insert into pgfence.trust_keys select bundle_version, left(encode(sha256(key), 'hex'), 16),"
+    " purpose, key, not_before, now() + interval '1 year'"
+    " from pgfence.trust_keys, decode(repeat('ab', 32), 'hex') as key where purpose = '{}'"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "named", "command"),
+    [
+        ([_BUNDLE_ENDS.format("29 days")], "TRUST_ENDS_SOON", "trust bundle 1", "propose"),
+        ([_BUNDLE_ENDS.format("31 days")], None, "", ""),
+        ([_BUNDLE_ENDS.format("-1 second")], "TRUST_ENDED", "trust bundle 1", "propose"),
+        ([_KEY_ENDS.format("29 days", "grant")], "TRUST_ENDS_SOON", "grant key", "--add grant:"),
+        ([_KEY_ENDS.format("-1 day", "grant")], "TRUST_ENDED", "grant key", "--add grant:"),
+        ([_KEY_ENDS.format("29 days", "root")], "TRUST_ENDS_SOON", "root key", "--add root:"),
+        ([_KEY_ENDS.format("31 days", "status")], None, "", ""),
+        # replaced in time
+        ([_KEY_ENDS.format("1 day", "grant"), _ANOTHER_KEY.format("grant")], None, "", ""),
+        ([_KEY_ENDS.format("-1 day", "root"), _ANOTHER_KEY.format("root")], None, "", ""),
+        (
+            [
+                _KEY_ENDS.format("1 day", "root"),
+                _ANOTHER_KEY.format("root"),
+                "update pgfence.trust_bundles set root_threshold = 2",
+            ],
+            "TRUST_ENDS_SOON",
+            "root key",
+            "--add root:",
+        ),
+    ],
+)
+@pytest.mark.rule("R31")
+def test_r31_trust_that_ends_is_named_unless_it_is_replaced_in_time(
+    patient: Database, changes: list[str], code: str | None, named: str, command: str
+) -> None:
+    conn = patient.connect("dba")
+    run(conn, "set role pgfence_owner")
+    for change in changes:
+        run(conn, change)
+    findings = examine(patient)
+    assert [f.code for f in findings] == [code] * (code is not None)
+    for finding in findings:
+        assert finding.object.startswith(named)
+        assert command in str(finding.step)
+
+
+def test_r28_prefix_in_shadow_is_a_note_with_the_way_to_look_at_the_evidence_first(
+    patient: Database,
+) -> None:
+    run(patient.connect("dba"), "select pgfence.shadow('trial/')")
+    with psycopg.connect(patient.dsn("auditor"), autocommit=True) as conn:
+        report = doctor.examine(conn, _CHECKS)
+    (note,) = report.findings
+    assert (note.severity, note.object) == (Severity.NOTE, "trial/")
+    assert note.sql == ("select pgfence.enforce('trial/');",)
+    assert "pgfence rollout enforce trial/" in str(note.step)
+    assert report.is_clean
 
 
 def test_r26_no_registry_is_a_note_that_does_not_count(clinic: Database) -> None:
