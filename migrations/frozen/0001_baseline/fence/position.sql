@@ -9,24 +9,8 @@ language sql stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    with recursive taken_up as (
-        select o.resource, o.fence_token, o.continues_root, o.pruned_segments
-          from pgfence.fences as f
-          join pgfence.operations as o on o.resource = f.resource and o.fence_token = f.highest_fence
-         where f.resource = p_resource
-        union all
-        select e.resource, e.fence_token, e.continues_root, e.pruned_segments
-          from taken_up as t
-          join pgfence.operations as e on e.resource = t.resource and e.operation_root = t.continues_root
-           and e.fence_token < t.fence_token
-    )
     select f.highest_fence, o.operation_root, f.last_segment, o.owner, o.continues_root, f.paused_because is not null,
-           (select coalesce(sum(coalesce(l.segment_seq, t.pruned_segments)), 0)::bigint
-              from taken_up as t
-              left join lateral (
-                   select r.segment_seq from pgfence.receipts as r
-                    where r.resource = t.resource and r.fence_token = t.fence_token
-                    order by r.segment_seq desc limit 1) as l on true)
+           (select coalesce(sum(t.segments), 0)::bigint from pgfence._taken_up(f.resource, o.operation_root) as t)
       from pgfence.fences as f
       left join pgfence.operations as o on o.resource = f.resource and o.fence_token = f.highest_fence
      where f.resource = p_resource
