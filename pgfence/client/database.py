@@ -3,11 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
-from pgfence.client import protocol
+from pgfence.client.protocol import Introduction
 from pgfence.client.trust import Verifier
-from pgfence.drivers.psycopg import Session
 from pgfence.errors import ForkedError
 
 #: Linux counts the time that a machine was suspended only on this clock; elsewhere time.monotonic.
@@ -19,33 +20,52 @@ def monotonic() -> float:
     return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
 
+class AnySession(Protocol):
+    """What every driver's session has besides `run`. None of it waits."""
+
+    #: Seconds that connecting may take, where the DSN does not say.
+    connect_timeout: float
+
+    def wake(self) -> None:
+        """End a `Sleep` of the steps that it runs."""
+
+    def close(self) -> None:
+        """Close the connection; the next step opens another one."""
+
+
+S = TypeVar("S", bound=AnySession)
+
 #: Connections kept for the next lease: that of its registry calls, and that of its segments.
 _KEPT = 2
 
 
-class Database:
-    """A guarded database, for the process that connected to it."""
+class Database(Generic[S]):
+    """A guarded database, for the process that connected to it. No I/O: sessions connect later.
 
-    def __init__(self, dsn: str, prepare_threshold: int | None, verifier: Verifier) -> None:
-        self.verifier = verifier
-        self._dsn = dsn
-        self._prepare_threshold = prepare_threshold
+    make: makes a session. found: what the first one learned.
+    """
+
+    def __init__(self, make: Callable[[], S], found: Introduction) -> None:
+        server_us = round(found.server_time.timestamp() * 1_000_000)
+        self.verifier = Verifier(
+            found.bundle,
+            lambda: server_us + round((monotonic() - found.asked_at) * 1_000_000),
+        )
+        self._make = make
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._idle: list[Session] = []
+        self._idle: list[S] = []
         self._closed = False
 
-    def session(
-        self, connect_timeout: float = 10.0, nap: Callable[[float], object] = time.sleep
-    ) -> Session:
+    def session(self, connect_timeout: float = 10.0) -> S:
         """A connection of ours that nobody else uses; `put_back` it."""
         with self._lock:
             session = self._idle.pop() if self._idle else None
-        session = session or Session(self._dsn, prepare_threshold=self._prepare_threshold)
-        session.connect_timeout, session.nap = connect_timeout, nap
+        session = session or self._make()
+        session.connect_timeout = connect_timeout
         return session
 
-    def put_back(self, session: Session) -> None:
+    def put_back(self, session: S) -> None:
         """Keep a session for the next one who asks, or close it."""
         with self._lock:
             if not self._closed and len(self._idle) < _KEPT:
@@ -53,17 +73,14 @@ class Database:
                 return
         session.close()
 
-    def follow_bundle(self, session: Session | None = None) -> bool:
-        """Trust the bundle that is in force now, if it follows from ours; whether it is a new one.
-
-        session: one to ask on. Raises `BundleSplitError` (R33), and what the database raises.
-        """
-        asking = session or self.session()
+    @contextmanager
+    def lent(self) -> Iterator[S]:
+        """A session for the length of the block."""
+        session = self.session()
         try:
-            return self.verifier.follow(lambda bundle: asking.run(protocol.follow(bundle)))
+            yield session
         finally:
-            if session is None:
-                self.put_back(asking)
+            self.put_back(session)
 
     def close(self) -> None:
         """Close what is idle now, and what is put back later."""

@@ -1,21 +1,15 @@
 """The way in: `connect` to a guarded database, `hold` a resource."""
 
 import logging
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from typing import Self
 
-from pgfence import errors
 from pgfence.client import protocol
+from pgfence.client.base import BaseFence
 from pgfence.client.database import Database, monotonic
-from pgfence.client.lease import Lease, acquire
-from pgfence.client.protocol import Request
-from pgfence.client.trust import Verifier
+from pgfence.client.lease import Lease
 from pgfence.drivers.psycopg import Connection, Session, run_within
-from pgfence.model.grant import Grant, operation_root
-from pgfence.model.payload import payload_digest, payload_text
 from pgfence.model.receipt import Position
 from pgfence.model.verdict import Verdict
 
@@ -36,28 +30,23 @@ def connect(
     does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`, and what psycopg
     raises.
     """
-    session = Session(dsn, prepare_threshold=prepare_threshold)
+
+    def make() -> Session:
+        return Session(dsn, prepare_threshold=prepare_threshold)
+
+    session = make()
     try:
         found = session.run(protocol.introduce(monotonic, bundle_digest))
     except BaseException:
         session.close()
         raise
-    server_us = round(found.server_time.timestamp() * 1_000_000)
-
-    def now_us() -> int:
-        return server_us + round((monotonic() - found.asked_at) * 1_000_000)
-
-    database = Database(dsn, prepare_threshold, Verifier(found.bundle, now_us))
+    database = Database(make, found)
     database.put_back(session)
     return Fence(database)
 
 
-class Fence:
+class Fence(BaseFence[Session]):
     """A guarded database as one process sees it; made by `connect`. Threads may share it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -67,9 +56,7 @@ class Fence:
 
     def close(self) -> None:
         """Close the idle connections. Leases that are held live on with their own."""
-        self._database.refuse_fork()
-        self._closed = True
-        self._database.close()
+        self._close()
 
     @contextmanager
     def hold(
@@ -98,14 +85,10 @@ class Fence:
         one that this client trusts. A release that fails on leaving is logged: the lease ends by
         itself.
         """
-        self._check_usable()
-        _check_seconds("ttl", ttl, at_least=0.001)
-        if timeout is not None:
-            _check_seconds("timeout", timeout, at_least=0.0)
-        request_id = f"req-{uuid.uuid4()}" if request_id is None else request_id
-        root = operation_root(resource, operation, request_id, payload_text(arguments))
-        request = Request(request_id, resource, operation, root, continues_root, round(ttl * 1000))
-        lease = acquire(self._database, request, timeout)
+        wanted = self._request(
+            resource, operation, ttl, arguments, request_id, continues_root, timeout
+        )
+        lease = Lease.acquire(self._database, wanted, timeout)
         try:
             yield lease
         finally:
@@ -126,65 +109,15 @@ class Fence:
         `InvalidArgumentError` if no transaction can be open on `conn`, `PayloadError`,
         `BundleSplitError`, and what the database raises.
         """
-        self._check_usable()
-        if type(segment) is not int or segment < 1:
-            raise errors.InvalidArgumentError(f"segment must be an int from 1 on, not {segment!r}")
-        text = payload_text(payload)
-        if isinstance(grant, Lease):
-            grant.check()
-            grant = grant.token
-        try:
-            claims = self._verified(grant)
-        except errors.TokenRefusedError as refused:
-            return Verdict(
-                refused.verdict,
-                reason=refused.reason,
-                explanation="the client's own check failed; the database was not asked",
-                segment_seq=segment,
-                payload_digest=payload_digest(text),
-            )
-        return run_within(
-            conn,
-            protocol.apply_within(
-                protocol.Segment(
-                    token=grant,
-                    lease=claims.lease,
-                    resource=claims.resource,
-                    operation_root=claims.operation_root,
-                    number=segment,
-                    payload=text,
-                    payload_digest=payload_digest(text),
-                ),
-                monotonic,
-            ),
-        )
-
-    def _verified(self, token: str) -> Grant:
-        """The grant in a token; of a key that is unknown, by the bundle that is in force now."""
-        try:
-            return self._database.verifier.verify(token)
-        except errors.TokenRefusedError as refused:
-            if refused.verdict != "UNKNOWN_KEY" or not self._database.follow_bundle():
-                raise
-        return self._database.verifier.verify(token)
+        token = self._token(grant, segment)
+        verifier = self._database.verifier
+        if verifier.lacks_key(token):
+            with self._database.lent() as session:
+                session.run(verifier.follow())
+        return run_within(conn, self._apply_within(token, segment, payload))
 
     def position(self, resource: str) -> Position:
         """Where the receipts of a resource end."""
         self._check_usable()
-        session = self._database.session()
-        try:
+        with self._database.lent() as session:
             return session.run(protocol.position(resource))
-        finally:
-            self._database.put_back(session)
-
-    def _check_usable(self) -> None:
-        self._database.refuse_fork()
-        if self._closed:
-            raise errors.HandleClosedError("this Fence is closed")
-
-
-def _check_seconds(name: str, value: float, at_least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise errors.InvalidArgumentError(f"{name} must be a number of seconds, not {value!r}")
-    if not at_least <= value < 2**40:
-        raise errors.InvalidArgumentError(f"{name} is out of range: {value!r} seconds")

@@ -379,12 +379,16 @@ def _calls(segment: Segment) -> tuple[Call, ...]:
     return look(segment.lease), apply
 
 
-def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
+def apply(
+    segment: Segment, change: Change, clock: Clock, in_doubt: Callable[[], object]
+) -> Steps[Verdict]:
     """Commit one segment in a transaction of its own, or leave the evidence of its refusal (R18).
 
     The look at the registry and the call go out with BEGIN (R54). Work runs only after ACCEPTED, or
     WOULD_REFUSE in shadow (R28). Returns the verdict when all is committed: one of these, REPLAYED,
     or a refusal.
+    in_doubt: called when work is done. Until then nothing stands whatever happens; from then on
+    only an answer says whether it does, and an interrupt may come before it.
 
     Raises `MutationUnknownError` if the answer to COMMIT was lost (R44), `LeaseEndedError` if the
     lease ended while the transaction was open, and what the caller's function raised. After any of
@@ -403,6 +407,7 @@ def apply(segment: Segment, change: Change, clock: Clock) -> Steps[Verdict]:
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
         )
     left = yield from _work()
+    in_doubt()
     if left is Left.ENDED:
         raise _unknown(segment)
     try:

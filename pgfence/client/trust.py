@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hashlib import sha256
 
 from pgfence import tokens
+from pgfence.client import protocol
 from pgfence.errors import TokenRefusedError
 from pgfence.model.bundle import TrustBundle
 from pgfence.model.grant import Grant
@@ -29,17 +30,25 @@ class Verifier:
         """The grant in a token. Raises `TokenRefusedError`."""
         return self._trust.verify(token, self._now_us())
 
-    def follow(self, reach: Callable[[TrustBundle], TrustBundle]) -> bool:
-        """Adopt what `reach` makes of the present bundle; whether it is another one (R33).
+    def follow(self) -> protocol.Steps[None]:
+        """Trust the bundle that is in force now, if it follows from ours (R33).
 
-        What was verified by the old one is verified again.
+        What was verified by the old one is verified again. Raises `BundleSplitError`, and what the
+        database raises.
         """
+        bundle = yield from protocol.follow(self._trust.bundle)
         with self._lock:
-            bundle = reach(self._trust.bundle)
-            if bundle == self._trust.bundle:
-                return False
-            self._trust = _Trust(bundle)
-            return True
+            # Whoever asked later may have got further.
+            if bundle.version > self._trust.bundle.version:
+                self._trust = _Trust(bundle)
+
+    def lacks_key(self, token: str) -> bool:
+        """Whether a token is refused only for its key, which a later bundle may have."""
+        try:
+            self.verify(token)
+        except TokenRefusedError as refused:
+            return refused.verdict == "UNKNOWN_KEY"
+        return False
 
 
 class _Trust:

@@ -4,7 +4,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
@@ -76,12 +75,12 @@ class Session:
         self._work: Callable[[Connection], object] | None = None
         #: Seconds that connecting may take, where the DSN does not say; libpq takes at least two.
         self.connect_timeout = 10.0
-        #: What a `Sleep` step calls; it may return early.
-        self.nap: Callable[[float], object] = time.sleep
+        self._wake = threading.Event()
 
     def run(self, steps: Steps[_T], work: Callable[[Connection], object] | None = None) -> _T:
         """Drive `steps`; `work` is what a `Work` step calls, with the connection."""
         self._work = work
+        self._wake.clear()
         try:
             return run(steps, self._perform)
         finally:
@@ -91,6 +90,10 @@ class Session:
                 and self._conn.pgconn.transaction_status != TransactionStatus.IDLE
             ):
                 self.close()
+
+    def wake(self) -> None:
+        """End a `Sleep` of the steps that it runs; for another thread."""
+        self._wake.set()
 
     def close(self) -> None:
         """Close the connection; the next step opens another one."""
@@ -126,7 +129,8 @@ class Session:
             case Wait(seconds):
                 return next(self._open().notifies(timeout=seconds, stop_after=1), None)
             case Sleep(seconds):
-                self.nap(seconds)
+                if self._wake.wait(seconds):
+                    self._wake.clear()
             case Reopen():
                 self.close()
                 self._open()

@@ -57,6 +57,7 @@ class Script:
         self.replies = list(replies)
         self.steps: list[Step] = []
         self.ownership = Ownership()
+        self.doubted = False
 
     def clock(self) -> float:
         return self.now
@@ -64,6 +65,9 @@ class Script:
     def change(self, move: protocol.Move) -> Ownership:
         self.ownership = move(self.ownership, self.now)
         return self.ownership
+
+    def in_doubt(self) -> None:
+        self.doubted = True
 
     def run(self, steps: protocol.Steps[_T]) -> _T:
         try:
@@ -186,7 +190,8 @@ def accepted() -> list[list[tuple[Any, ...]]]:
 def run_apply(*replies: Any) -> tuple[Script, Callable[[], Any]]:
     script = Script(*replies)
     script.change(lambda o, now: o.confirmed(now, now, 5.0))
-    return script, lambda: script.run(protocol.apply(SEGMENT, script.change, script.clock))
+    steps = protocol.apply(SEGMENT, script.change, script.clock, script.in_doubt)
+    return script, lambda: script.run(steps)
 
 
 def test_r54_the_look_and_the_call_go_out_with_begin() -> None:
@@ -265,6 +270,14 @@ def test_what_work_raises_undoes_the_transaction_and_comes_out(error: BaseExcept
         go()
     assert caught.value is error
     assert script.names()[-1] == "Rollback"
+    assert not script.doubted
+
+
+def test_r44_an_interrupt_at_commit_comes_out_and_leaves_the_segment_in_doubt() -> None:
+    script, go = run_apply(accepted(), Left.OPEN, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    assert script.doubted
 
 
 def test_r23_a_guard_s_refusal_in_work_is_typed() -> None:
@@ -319,7 +332,7 @@ def test_a_conflict_in_work_or_at_commit_is_not_retried() -> None:
 
 
 def test_a_generator_that_is_dropped_while_work_runs_closes_quietly() -> None:
-    steps = protocol.apply(SEGMENT, Script().change, lambda: 0.0)
+    steps = protocol.apply(SEGMENT, Script().change, lambda: 0.0, lambda: None)
     next(steps)
     assert isinstance(steps.send(accepted()), Work)
     steps.close()

@@ -1,0 +1,435 @@
+"""What a fence and a lease are, whether threads or tasks use them. No I/O, and nothing waits.
+
+Whatever must ask the database is a generator of steps, as in protocol.py; `Fence` and `Lease`
+drive them with a thread, `AsyncFence` and `AsyncLease` with a task.
+"""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from math import inf, isfinite
+from typing import Any, Generic, NamedTuple
+
+from pgfence import errors
+from pgfence.client import protocol
+from pgfence.client.database import Database, S, monotonic
+from pgfence.client.protocol import Answer, Reopen, Request, Segment, Steps
+from pgfence.client.trust import Verifier
+from pgfence.model.grant import Grant, operation_root
+from pgfence.model.lease import Ownership, State
+from pgfence.model.payload import payload_digest, payload_text
+from pgfence.model.receipt import Receipt
+from pgfence.model.verdict import Verdict
+
+_log = logging.getLogger("pgfence.client")
+
+
+class BaseFence(Generic[S]):
+    """A guarded database as one process sees it."""
+
+    def __init__(self, database: Database[S]) -> None:
+        self._database = database
+        self._closed = False
+
+    def _close(self) -> None:
+        self._database.refuse_fork()
+        self._closed = True
+        self._database.close()
+
+    def _check_usable(self) -> None:
+        self._database.refuse_fork()
+        if self._closed:
+            raise errors.HandleClosedError(f"this {type(self).__name__} is closed")
+
+    def _request(
+        self,
+        resource: str,
+        operation: str,
+        ttl: float,
+        arguments: object,
+        request_id: str | None,
+        continues_root: str,
+        timeout: float | None,
+    ) -> Request:
+        """What `hold` asks the registry for."""
+        self._check_usable()
+        _check_seconds("ttl", ttl, at_least=0.001)
+        if timeout is not None:
+            _check_seconds("timeout", timeout, at_least=0.0)
+        request_id = f"req-{uuid.uuid4()}" if request_id is None else request_id
+        root = operation_root(resource, operation, request_id, payload_text(arguments))
+        return Request(request_id, resource, operation, root, continues_root, round(ttl * 1000))
+
+    def _token(self, grant: "str | BaseLease[Any]", segment: int) -> str:
+        """The token of what `apply` was given, which may be used now."""
+        self._check_usable()
+        _check_segment(segment)
+        if isinstance(grant, BaseLease):
+            grant.check()
+            return grant.token
+        return grant
+
+    def _apply_within(self, token: str, segment: int, payload: object) -> Steps[Verdict]:
+        """`apply` in the caller's transaction, after the client's own check (R54)."""
+        text = payload_text(payload)
+        digest = payload_digest(text)
+        try:
+            claims = self._database.verifier.verify(token)
+        except errors.TokenRefusedError as refused:
+            return Verdict(
+                refused.verdict,
+                reason=refused.reason,
+                explanation="the client's own check failed; the database was not asked",
+                segment_seq=segment,
+                payload_digest=digest,
+            )
+        wanted = _segment(token, claims, segment, text, digest)
+        return (yield from protocol.apply_within(wanted, monotonic))
+
+
+class Acquired(NamedTuple):
+    """The registry's answer to a request, and the grant in it."""
+
+    answer: Answer
+    grant: Grant
+
+
+def acquire(verifier: Verifier, wanted: Request, timeout: float | None) -> Steps[Acquired]:
+    """Ask for a resource, wait for it, and check what came; see `Fence.hold`.
+
+    Whoever is interrupted, or may not use what came, leaves the queue or gives the lease back
+    rather than keep others waiting.
+    """
+    answer = None
+    try:
+        answer = yield from protocol.acquire(wanted, timeout, monotonic)
+        yield from verifier.follow()
+        return Acquired(answer, _checked(verifier, wanted, answer))
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        interrupted = not isinstance(error, Exception)
+        if answer is not None or interrupted:
+            yield from _withdraw(wanted.request_id, reopen=interrupted)
+        raise
+
+
+def _withdraw(request_id: str, *, reopen: bool) -> Steps[None]:
+    try:
+        if reopen:
+            yield Reopen()
+        yield from protocol.give_up(request_id, monotonic)
+    except Exception as error:
+        _log.warning("request %s was not withdrawn: %s", request_id, error)
+
+
+def _checked(verifier: Verifier, request: Request, answer: Answer) -> Grant:
+    """The grant in the registry's answer, if it is genuine and what was asked for (R54)."""
+    try:
+        grant = verifier.verify(answer.token or "")
+    except errors.TokenRefusedError as refused:
+        verdict = Verdict(
+            refused.verdict,
+            reason=refused.reason,
+            explanation="the registry's grant failed this client's own check",
+            resource=request.resource,
+        )
+        raise errors.refusal(verdict) from refused
+    wanted = (request.request_id, request.resource, request.operation_root, answer.lease)
+    if (grant.request_id, grant.resource, grant.operation_root, grant.lease) != wanted:
+        raise errors.PgfenceError(f"the registry's grant is not what {request.request_id} is for")
+    return grant
+
+
+class Belief:
+    """What this process believes of its lease; for several threads.
+
+    moved: called after each change of the state, by whoever changed it.
+    """
+
+    def __init__(self, name: str, moved: Callable[[], object]) -> None:
+        self._name = name
+        self._moved = moved
+        self._ownership = Ownership()
+        self._lock = threading.Lock()
+
+    def change(self, move: protocol.Move) -> Ownership:
+        """Replace the ownership by what `move` makes of it now."""
+        with self._lock:
+            before, now = self._ownership, monotonic()
+            after = self._ownership = move(before, now)
+            if after.state is not before.state:
+                _log_move(self._name, before, after)
+        if after.state is not before.state:
+            self._moved()
+        return after
+
+    def now(self) -> Ownership:
+        """The ownership as the clock has it."""
+        return self.change(Ownership.at)
+
+
+def _log_move(name: str, before: Ownership, after: Ownership) -> None:
+    worse = after.state in (State.OWNERSHIP_UNKNOWN, State.EXPIRED)
+    _log.log(
+        logging.WARNING if worse else logging.DEBUG,
+        "%s: %s -> %s%s",
+        name,
+        before.state,
+        after.state,
+        f" ({after.reason})" if after.reason else "",
+    )
+
+
+class BaseLease(Generic[S]):
+    """A resource that this process holds.
+
+    One segment is applied after the other: who runs `_apply` and its like has the turn.
+    """
+
+    def __init__(self, database: Database[S], acquired: Acquired, registry_session: S) -> None:
+        answer, self.grant = acquired
+        #: The signed grant: what `fenced_apply` takes, in any language.
+        self.token = answer.token or ""
+        self._database = database
+        self._digest = self.grant.digest
+        self._in_shadow = bool(answer.in_shadow)
+        self._belief = Belief(f"lease {self.grant.lease} on {self.resource}", self._moved)
+        self._next_segment = 1
+        #: The segment whose COMMIT was sent and not answered, and its payload's digest.
+        self._unknown: tuple[int, str] | None = None
+        self._turn_of: object = None
+        self._closed = False
+        self._registry_session = registry_session
+        self._work_session = database.session()
+        self._belief.change(answer.applied_to)
+
+    def _moved(self) -> None:
+        """Wake whoever waits for another state."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.grant.lease} on {self.resource}, "
+            f"fence {self.fence_token}, {self.state}>"
+        )
+
+    @property
+    def resource(self) -> str:
+        """What is held."""
+        return self.grant.resource
+
+    @property
+    def fence_token(self) -> int:
+        """The grant's fence: every later owner's is higher."""
+        return self.grant.fence_token
+
+    @property
+    def operation_root(self) -> str:
+        """What names this operation; a successor gives it as `continues_root`."""
+        return self.grant.operation_root
+
+    @property
+    def state(self) -> State:
+        """What this process believes now (R41)."""
+        return self._belief.now().state
+
+    @property
+    def next_segment(self) -> int:
+        """The number that the next segment gets."""
+        return self._next_segment
+
+    def check(self) -> None:
+        """Return if a new effect may start now (R42); in shadow always, with a warning (R28).
+
+        Raises `OwnershipUnknownError` while the registry has not confirmed the lease,
+        `NotHeldError` when it is over, `HandleClosedError` and `ForkedError`.
+        """
+        self._check_usable()
+        ownership = self._belief.now()
+        if ownership.may_start(monotonic()):
+            return
+        if self._in_shadow:
+            _log.warning("in shadow, so let through: %r may not start anything new", self)
+            return
+        if ownership.state is State.OWNERSHIP_UNKNOWN:
+            raise errors.OwnershipUnknownError(
+                f"the registry has not confirmed the lease on {self.resource}: nothing new starts"
+            )
+        raise errors.NotHeldError(
+            Verdict(
+                "NOT_HELD",
+                reason=ownership.reason,
+                explanation=f"this process knows that its lease on {self.resource} is over",
+                resource=self.resource,
+                fence_token=self.fence_token,
+            )
+        )
+
+    def _check_usable(self) -> None:
+        self._database.refuse_fork()
+        if self._closed:
+            raise errors.HandleClosedError(f"the lease on {self.resource} was released")
+
+    def _check_turn(self, who: object) -> None:
+        """Raise if `who`, a thread or a task, would wait for itself; before it waits for a turn."""
+        self._check_usable()
+        if self._turn_of == who:
+            raise errors.InvalidArgumentError(
+                f"the work function must not use its own {type(self).__name__}"
+            )
+
+    @contextmanager
+    def _turn(self, who: object) -> Iterator[None]:
+        """The block has the turn; whoever waited for it may find the lease released."""
+        self._turn_of = who
+        try:
+            self._check_usable()
+            yield
+        finally:
+            self._turn_of = None
+
+    def _doubt(self, until: float) -> float:
+        """Seconds for which `wait_held` is still to wait; 0 when ownership is not in doubt."""
+        ownership = self._belief.now()
+        if ownership.state is not State.OWNERSHIP_UNKNOWN:
+            return 0.0
+        return max(0.0, min(until, ownership.deadline) - monotonic())
+
+    def _apply(self, payload: object, segment: int | None) -> Steps[Receipt]:
+        """Commit one segment; see `Lease.apply`."""
+        self.check()
+        text = payload_text(payload)
+        digest = payload_digest(text)
+        number = self._number(segment, digest)
+        wanted = _segment(self.token, self.grant, number, text, digest)
+        before = self._unknown
+
+        def in_doubt() -> None:
+            self._unknown = number, digest
+
+        try:
+            verdict = yield from protocol.apply(wanted, self._belief.change, monotonic, in_doubt)
+        except errors.MutationUnknownError:
+            self._registry_session.wake()
+            raise
+        except Exception as error:
+            self._unknown = before
+            if isinstance(error, errors.LeaseEndedError):
+                self._registry_session.wake()
+            raise
+        if verdict.accepted:
+            self._unknown = None
+            self._next_segment = max(self._next_segment, number + 1)
+        else:
+            yield from self._learn_from(verdict)
+            if verdict.would_refuse is None:
+                raise errors.refusal(verdict)
+            # The segment was not accepted, so the next one gets its number.
+            self._unknown = None
+        return self._receipt(verdict, wanted)
+
+    def _advance(self) -> Steps[Verdict]:
+        """Raise the fence without writing; see `Lease.advance`."""
+        self.check()
+        verdict = yield from protocol.advance(self.token)
+        yield from self._learn_from(verdict)
+        return verdict.require()
+
+    def _keep(self) -> Steps[None]:
+        """Renew until the lease is over."""
+        lease, ttl_ms = self.grant.lease, self.grant.ttl_ms
+        try:
+            yield from protocol.keep(lease, ttl_ms, self._belief.change, monotonic)
+        except Exception:
+            _log.exception("lease %s is not renewed any more", lease)
+            self._belief.change(Ownership.doubted)
+
+    def _give_up(self) -> None:
+        """Nothing new starts from here on, and renewal ends."""
+        self._closed = True
+        self._belief.change(Ownership.released)
+        self._registry_session.wake()
+
+    def _release(self) -> Steps[Answer]:
+        """Tell the registry, on the session that is no more needed for renewing."""
+        return protocol.release(self.grant.lease, monotonic)
+
+    def _put_back(self) -> None:
+        self._database.put_back(self._registry_session)
+        self._database.put_back(self._work_session)
+
+    def _number(self, segment: int | None, digest: str) -> int:
+        if segment is not None:
+            _check_segment(segment)
+        if self._unknown is None:
+            return segment or self._next_segment
+        number, unknown_digest = self._unknown
+        if (segment or number, digest) != (number, unknown_digest):
+            raise errors.MutationUnknownError(
+                self.resource, self.operation_root, number, unknown_digest
+            )
+        return number
+
+    def _receipt(self, verdict: Verdict, segment: Segment) -> Receipt:
+        return Receipt(
+            resource=self.resource,
+            fence_token=self.fence_token,
+            segment_seq=segment.number,
+            operation_root=self.operation_root,
+            grant_digest=self._digest,
+            payload_digest=segment.payload_digest,
+            digest=verdict.receipt or "",
+            accepted_at=verdict.accepted_at or datetime.now(UTC),
+            replayed=verdict.verdict == "REPLAYED",
+            would_refuse=verdict.would_refuse,
+        )
+
+    def _learn_from(self, verdict: Verdict) -> Steps[None]:
+        """A refusal may say that the lease is over, or that another trust bundle is in force."""
+        name = verdict.would_refuse or verdict.verdict
+        if name == "STALE_OWNER":
+            self._belief.change(lambda o, now: o.ended(now, "SUPERSEDED"))
+        elif name == "NOT_HELD" and verdict.reason == "RELEASED":
+            self._belief.change(Ownership.released)
+        elif name == "NOT_HELD":
+            self._belief.change(lambda o, now: o.ended(now, verdict.reason or "EXPIRED"))
+        elif verdict.verdict in ("UNKNOWN_KEY", "REVOKED_EPOCH"):  # in shadow nothing hangs on it
+            try:
+                yield from self._database.verifier.follow()
+            except errors.BundleSplitError:
+                raise
+            except Exception as error:
+                _log.warning("%r: the trust bundle was not followed: %s", self, error)
+
+
+def _segment(token: str, grant: Grant, number: int, payload: str, digest: str) -> Segment:
+    return Segment(
+        token=token,
+        lease=grant.lease,
+        resource=grant.resource,
+        operation_root=grant.operation_root,
+        number=number,
+        payload=payload,
+        payload_digest=digest,
+    )
+
+
+def _check_segment(segment: int) -> None:
+    if type(segment) is not int or segment < 1:
+        raise errors.InvalidArgumentError(f"segment must be an int from 1 on, not {segment!r}")
+
+
+def _check_seconds(name: str, value: float, at_least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise errors.InvalidArgumentError(f"{name} must be a number of seconds, not {value!r}")
+    if not at_least <= value < 2**40:
+        raise errors.InvalidArgumentError(f"{name} is out of range: {value!r} seconds")
+
+
+def moment(seconds: float | None) -> float:
+    """The clock's time in so many seconds; None is never."""
+    return inf if seconds is None else monotonic() + seconds
