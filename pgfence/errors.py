@@ -248,6 +248,12 @@ class RolloutRefusedError(ServerError):
     code = CODES["ROLLOUT_REFUSED"]
 
 
+class DecisionRefusedError(ServerError):
+    """The answer contradicts what the database knows, or may still come to know (R45)."""
+
+    code = CODES["DECISION_REFUSED"]
+
+
 class TokenRefusedError(PgfenceError):
     """A token failed the client's own check; `verdict` is the name of the refusal."""
 

@@ -175,6 +175,11 @@ _TABLE = (
         "the rollout goes from shadow to enforced only",
         "Leave it enforced; the message says what under the prefix was enforced already.",
     ),
+    Code(
+        "DECISION_REFUSED", "PF307", "DecisionRefusedError", "R45",
+        "the answer contradicts what the database knows, or may still come to know",
+        "Reconcile again: what the receipts and fences prove needs no answer.",
+    ),
     # What only the client can know.
     Code(
         "OWNERSHIP_UNKNOWN", None, "OwnershipUnknownError", "R42",
@@ -184,7 +189,8 @@ _TABLE = (
     Code(
         "MUTATION_UNKNOWN", None, "MutationUnknownError", "R44",
         "COMMIT was sent and its answer was lost, so the segment may or may not stand",
-        "Apply the same segment with the same payload again: it is applied once, or replayed.",
+        "Apply the same segment with the same payload again: it is applied once, or replayed. "
+        "Who no longer holds the lease asks fence.reconcile().",
     ),
     Code(
         "BUNDLE_SPLIT", None, "BundleSplitError", "R33",

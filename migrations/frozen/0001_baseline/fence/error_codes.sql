@@ -35,7 +35,8 @@ as $$
     ('REQUEST_CONFLICT', 'PF303', 'the request ID was used with other arguments'),
     ('UNPROTECTABLE',    'PF304', 'the table cannot be protected as it is'),
     ('TRUST_REFUSED',    'PF305', 'the trust bundle was refused'),
-    ('ROLLOUT_REFUSED',  'PF306', 'the rollout goes from shadow to enforced only')
+    ('ROLLOUT_REFUSED',  'PF306', 'the rollout goes from shadow to enforced only'),
+    ('DECISION_REFUSED', 'PF307', 'the answer contradicts what the database knows, or may still come to know')
 $$;
 -- next statement
 revoke all on function pgfence.error_codes() from public;
