@@ -906,7 +906,7 @@ CHECKS: tuple[Check, ...] = (
         "GUARD_IMPOSSIBLE",
         ERROR,
         "A protected table, or a partition of it, has become something that no guard holds: unlogged, "
-        "with rules, children or a parent. Admission is refused.",
+        "with rules, children or a parent, or without a column that names the resource. Admission is refused.",
         f"""
         select c.oid::regclass::text as object, g.unprotectable as problem, t.rolname as owner,
                case when c.relpersistence = 'u' then array[format('alter table %s set logged;', c.oid::regclass)]
@@ -923,7 +923,9 @@ CHECKS: tuple[Check, ...] = (
                || array(
                    select format('alter table %s no inherit %s;', i.inhrelid::regclass, c.oid::regclass)
                      from pg_inherits as i where i.inhparent = c.oid and c.relkind = 'r' order by 1)
-               || format('select pgfence.protect(%L, %L);', g.protected_table, g.template) as statements
+               || format('select pgfence.protect(%L, %L);', g.protected_table, g.template) as statements,
+               case when g.unprotectable like 'has no stored column%'
+                   then 'First give it that column again, of a type that can name a resource and not virtual.' else '' end as first
           from {_OF_GUARDS}
           join pg_class as p on p.oid = g.protected_table
           join pg_roles as t on t.oid = p.relowner
@@ -932,6 +934,7 @@ CHECKS: tuple[Check, ...] = (
         "{object} {problem}",
         ("{statements}",),
         run_as="{owner}",
+        step="{first}",
     ),
     Check(
         "GUARD_NOT_WHOLE",

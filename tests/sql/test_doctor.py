@@ -17,7 +17,7 @@ from pgfence.audit.checks import CHECKS, SECURITY_RELEASES
 from pgfence.audit.doctor import Finding, Severity
 from pgfence.audit.installation import installation
 from tests import support
-from tests.guarded import make_table, protect, run
+from tests.guarded import make_table, protect, refused, run
 from tests.support import Database, TestServer
 
 pytestmark = pytest.mark.rule("R26")
@@ -203,6 +203,8 @@ CASES = [
     case("GUARD_NOT_WHOLE", "sales.invoices", "grant trigger on sales.invoices to worker_b",
          by=OWNER),
     case("GUARD_NOT_WHOLE", "sales.invoices", "alter function pgfence._guard_1() reset all"),
+    case("GUARD_NOT_WHOLE", "sales.invoices",
+         "alter table sales.invoices alter column batch_date type timestamp", by=OWNER),
     case("TRUNCATE_RIGHT", "sales.invoices", "grant truncate on sales.invoices to public",
          by=OWNER),
     case("TRUNCATE_RIGHT", "sales.batches_0", "grant truncate on sales.batches_0 to worker_a",
@@ -417,6 +419,42 @@ def test_r26_all_at_once_is_mended_in_the_order_in_which_doctor_says_it(
     )
     for finding in findings:
         mend(patient, finding)
+    assert examine(patient) == ()
+
+
+_DROP = "alter table {0} drop column batch_date"
+_RENAME = "alter table {0} rename batch_date to day"
+_VIRTUAL = "alter table {0} add batch_date date generated always as (null)"
+_BACK = "alter table {0} add batch_date date"
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "remedy"),
+    [
+        ("sales.invoices", [_DROP], [_BACK]),
+        ("sales.invoices", [_RENAME], ["alter table {0} rename day to batch_date"]),
+        ("sales.batches", [_RENAME], ["alter table {0} rename day to batch_date"]),
+        ("sales.invoices", [_DROP, _VIRTUAL], [_DROP, _BACK]),
+    ],
+    ids=["dropped", "renamed", "renamed, partitioned", "virtual (18)"],
+)
+def test_r26_column_that_names_the_resource_is_missed(
+    patient: Database, table: str, changes: list[str], remedy: list[str]
+) -> None:
+    owner = patient.connect(OWNER)
+    if _VIRTUAL in changes and owner.info.server_version < 180000:
+        pytest.skip("virtual columns came with PostgreSQL 18")
+    for change in changes:
+        run(owner, change.format(table))
+    (finding,) = examine(patient)
+    assert (finding.code, finding.object) == ("GUARD_IMPOSSIBLE", table)
+    assert finding.reason == f'{table} has no stored column "batch_date", which names the resource'
+    assert "column" in str(finding.step)
+    with refused("PF304"):
+        mend(patient, finding)
+    for change in remedy:
+        run(owner, change.format(table))
+    mend(patient, finding)
     assert examine(patient) == ()
 
 

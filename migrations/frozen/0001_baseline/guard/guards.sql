@@ -20,12 +20,16 @@ select p.protected_table,
            when c.relhasrules
                and exists (select from pg_catalog.pg_rewrite as r where r.ev_class = c.oid and r.ev_type <> '1')
                then 'has a rule that rewrites writes'
+           when c.oid = p.protected_table and k.lost is not null
+               then pg_catalog.format('has no stored column "%s", which names the resource', k.lost)
        end as unprotectable,
        case
            when f.prosrc is distinct from p.guard_source
                or pg_catalog.pg_get_userbyid(f.proowner) <> 'pgfence_owner' or not f.prosecdef
                or f.proconfig is distinct from array['search_path=pg_catalog, pg_temp']
                then 'the guard function is missing or was changed'
+           when c.oid = p.protected_table and k.changed is not null
+               then pg_catalog.format('column "%s", which names the resource, has changed its type since protect', k.changed)
            when c.oid = p.protected_table and not (t.statement_guards and t.truncate_guard)
                or t.row_guard not in ('always', 'replica')
                or t.row_guard = 'replica' and not (c.relkind = 'r' and t.statement_guards and t.truncate_guard)
@@ -53,6 +57,14 @@ left join lateral (
     where f.proname = '_guard_' || p.guard_id and f.pronamespace = 'pgfence'::regnamespace and f.pronargs = 0
     limit 1
 ) as f on true
+cross join lateral (
+    -- columns of the template; the guard function looks at their types as pgfence._guard_source wrote it
+    select min(n.name) filter (where a.attnum is null or a.attgenerated = 'v') as lost,
+           min(n.name) filter (where a.attnum is not null and pg_catalog.strpos(p.guard_source,
+               pg_catalog.concat('pg_typeof(v_row.', pg_catalog.quote_ident(a.attname), ')::oid <> ', a.atttypid)) = 0) as changed
+    from (select x.match[1] as name from pg_catalog.regexp_matches(p.template, '[{]([^}]+)[}]', 'g') as x (match)) as n
+    left join pg_catalog.pg_attribute as a on a.attrelid = top.oid and a.attname = n.name and a.attnum > 0 and not a.attisdropped
+) as k
 cross join lateral (
     select top.oid as relid
     union all

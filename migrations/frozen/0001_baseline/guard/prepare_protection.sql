@@ -51,11 +51,16 @@ begin
     on conflict (protected_table) do update set guard_source = excluded.guard_source
     returning p.* into v_protection;
 
-    select g.relation, g.unprotectable into v_obstacle
+    select g.relation, g.unprotectable,
+           'Protect an ordinary permanent table without rules, parents and children, or a whole partitioned table at its top.'
+               as hint
+    into v_obstacle
     from pgfence.guards as g where g.protected_table = p_table and g.unprotectable is not null
     limit 1;
     if not found then
-        select g.relation, 'is protected by itself' as unprotectable into v_obstacle
+        select g.relation, 'is protected by itself' as unprotectable,
+               format('Take that guard off first, as its owner: select pgfence.unprotect(%L);', g.relation) as hint
+        into v_obstacle
         from pgfence.guards as g join pgfence.protected_tables as p on p.protected_table = g.relation
         where g.protected_table = p_table and g.relation <> p_table
         limit 1;
@@ -63,8 +68,7 @@ begin
     if found then
         perform pgfence._raise('UNPROTECTABLE', format('%s cannot be protected: %s %s', p_table, v_obstacle.relation,
             v_obstacle.unprotectable),
-            'Protect an ordinary permanent table without rules, parents and children, or a whole partitioned table at its top.',
-            'R23', jsonb_build_object('table', p_table::text, 'relation', v_obstacle.relation::text));
+            v_obstacle.hint, 'R23', jsonb_build_object('table', p_table::text, 'relation', v_obstacle.relation::text));
     end if;
 
     v_guard := format('pgfence._guard_%s', v_protection.guard_id);
