@@ -19,7 +19,7 @@ import hypothesis
 import pytest
 
 from pgfence import embedded
-from tests import support
+from tests import pgbouncer, support
 
 _SETTINGS: dict[str, str | int] = {
     "fsync": "off",
@@ -105,6 +105,13 @@ def cluster(server: support.TestServer) -> support.TestServer:
     """The server with the tests' login roles."""
     support.create_login_roles(server)
     return server
+
+
+@pytest.fixture(scope="session")
+def pooler(cluster: support.TestServer) -> Iterator[pgbouncer.Pooler]:
+    """A pgbouncer in transaction mode in front of the server."""
+    with pgbouncer.pgbouncer(cluster) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ def connect(
     bundle_digest: SHA-256 in hex of a trust bundle that this client trusts: the one in force, or
     an earlier one from which that follows by the signatures of its root keys. By default the client
     trusts the one that is in force when it connects; from then on it accepts only what follows from
-    it. prepare_threshold: as in psycopg; None behind a pooler in transaction mode.
+    it. prepare_threshold: as in psycopg. Behind a pooler nothing is prepared, whatever it says.
 
     Raises `SchemaVersionError` (and says what to run), `BundleSplitError` when the bundle in force
     does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`, and what psycopg

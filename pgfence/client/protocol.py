@@ -11,7 +11,7 @@ as it is. SQL is calls of pgfence's functions, with $1 placeholders.
     Work()                run the caller's function in the open transaction. Reply: what it left of
                           the transaction, a `Left`
     Commit(), Rollback()  end the transaction
-    Listen(channel)       LISTEN
+    Listen(channel)       LISTEN. Reply: whether notifications come; behind a pooler they do not
     Wait(seconds)         until a notification comes, or so long
     Sleep(seconds)        so long, or until the caller has a reason to wake up
     Reopen()              a new connection in place of a lost one
@@ -211,6 +211,8 @@ _TRUST_CHAIN = "select version, document, signatures from pgfence.trust_chain($1
 _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
 #: Pauses, in seconds, between attempts to reach a database that does not answer.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+#: The same where no notification comes, so that a waiter has to look.
+_FIRST_LOOK, _LONGEST_LOOK = 0.01, 0.25
 #: Seconds that a call which may wait for a lock gets, and a decided grant to be signed.
 _SHORTEST_CALL, _LONGEST_CALL, _SIGNING = 1.0, 30.0, 1.0
 #: Seconds that a renewal gets at least, also where a third of the lease is less.
@@ -243,8 +245,9 @@ def look(lease: str) -> Call:
 def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answer]:
     """Ask until the resource is ours: the answer is HELD, with the signed grant.
 
-    LISTEN, then ask again, then wait, so that no wake-up is lost (R36). A lost reply is answered by
-    asking again with the same request ID on a new connection (R34).
+    LISTEN, then ask again, then wait, so that no wake-up is lost (R36). Where notifications do not
+    come it looks every so often. A lost reply is answered by asking again with the same request ID
+    on a new connection (R34).
 
     Raises `AcquireTimeoutError` after `timeout` seconds, or when the database has not answered for
     as long as the lease would last; the request is withdrawn. Raises `NotHeldError` when the lease
@@ -252,6 +255,7 @@ def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answe
     """
     until = inf if timeout is None else clock() + timeout
     listening: str | None = None
+    woken, look = True, _FIRST_LOOK
     decided = False
     silent_since = inf
     pause = _FIRST_PAUSE
@@ -271,12 +275,17 @@ def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answe
                 why = "it is granted and not signed yet: is a registry process running?"
                 if not decided:
                     decided, until = True, max(until, answer.asked_at + _SIGNING)
+                    look = _FIRST_LOOK
             if clock() < until:
+                patience = min((answer.look_again_ms or 0) / 1000, until - clock())
                 if answer.wake_channel and answer.wake_channel != listening:
-                    yield Listen(answer.wake_channel)
+                    woken = yield Listen(answer.wake_channel)
                     listening = answer.wake_channel
+                elif woken:
+                    yield Wait(patience)
                 else:
-                    yield Wait(min((answer.look_again_ms or 0) / 1000, until - clock()))
+                    yield Sleep(min(patience, look))
+                    look = min(2 * look, _LONGEST_LOOK)
                 continue
         except Failed as failed:
             if failed.lost:

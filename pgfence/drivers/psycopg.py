@@ -61,14 +61,18 @@ def run(steps: Steps[_T], perform: Callable[[Step], object]) -> _T:
 class Session:
     """A connection of our own: opened at the first step, and again after it was lost.
 
-    It is in autocommit, so whatever the login role's defaults are, a transaction is READ COMMITTED
-    and is ours. Not for two threads at once.
+    It is in autocommit, so whatever the login role's defaults are, or others have set on a pooled
+    connection, a transaction is READ COMMITTED, READ WRITE and ours. Behind a pooler nothing is
+    prepared and nobody listens: the next statement may go to another server session. Not for two
+    threads at once.
     """
 
     def __init__(self, dsn: str, *, prepare_threshold: int | None) -> None:
         self._parameters = conninfo.conninfo_to_dict(dsn)
         self._prepare_threshold = prepare_threshold
         self._conn: Connection | None = None
+        #: Whether a pooler stands between us and the server.
+        self._pooled = False
         #: The connection's, kept because making one costs as much as running a statement with it.
         self._cursors: list[RawCursor[Row]] = []
         self._transaction: psycopg.Transaction | None = None
@@ -123,9 +127,11 @@ class Session:
             case Rollback():
                 self._roll_back()
             case Listen(channel):
-                # A session that is used again hears of its present request only.
-                listen = sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel))
-                self._open().execute(listen)
+                conn = self._open()
+                if not self._pooled:
+                    # A session that is used again hears of its present request only.
+                    conn.execute(sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel)))
+                return not self._pooled
             case Wait(seconds):
                 return next(self._open().notifies(timeout=seconds, stop_after=1), None)
             case Sleep(seconds):
@@ -141,18 +147,30 @@ class Session:
             self._transaction = None
             self._cursors = []
             try:
-                parameters: dict[str, Any] = {
-                    "connect_timeout": max(2, round(self.connect_timeout))
-                }
-                self._conn = psycopg.connect(
-                    conninfo.make_conninfo("", **(parameters | self._parameters)),
-                    autocommit=True,
-                    prepare_threshold=self._prepare_threshold,
-                )
+                self._conn = self._connect()
             except psycopg.Error as error:
                 _report(error, lost=True)
-            self._conn.isolation_level = IsolationLevel.READ_COMMITTED
         return self._conn
+
+    def _connect(self) -> Connection:
+        timeout = max(2, round(self.connect_timeout))
+        parameters: dict[str, Any] = {"connect_timeout": timeout}
+        conn = psycopg.connect(
+            conninfo.make_conninfo("", **(parameters | self._parameters)),
+            autocommit=True,
+            prepare_threshold=self._prepare_threshold,
+        )
+        try:
+            with time_limit(conn, timeout):
+                self._pooled = is_pooled(conn)
+        except BaseException:
+            conn.close()
+            raise
+        if self._pooled:
+            conn.prepare_threshold = None
+        conn.isolation_level = IsolationLevel.READ_COMMITTED
+        conn.read_only = False
+        return conn
 
     def _batch(self, conn: Connection, batch: Batch) -> list[list[Row]]:
         # A Transaction and no BEGIN of our own: psycopg then refuses commit() and rollback() of the
@@ -195,6 +213,14 @@ class Session:
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             transaction.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
+
+
+def is_pooled(conn: Connection) -> bool:
+    """Whether a pooler stands before the server: it hands out process IDs that it made up, since
+    the server's may be another one in each transaction.
+    """
+    ((pid,),) = RawCursor(conn, row_factory=tuple_row).execute("select pg_catalog.pg_backend_pid()")
+    return bool(pid != conn.info.backend_pid)
 
 
 def run_within(conn: Connection, steps: Steps[_T]) -> _T:

@@ -1,4 +1,4 @@
-"""A driver, a registry that signs, and a guarded table."""
+"""A driver, directly and through a pooler, a registry that signs, and a guarded table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tests.conformance.drivers import DRIVERS, Driver, Fence
+from tests.pgbouncer import through
 from tests.registry import registry
 from tests.support import Database, Keys
 
@@ -21,6 +22,23 @@ SETTLE = "update invoices set state = $2 where id = $1"
 def driver(request: pytest.FixtureRequest) -> Driver:
     chosen: Driver = request.param
     return chosen
+
+
+@pytest.fixture(params=["direct", "pgbouncer"])
+def route(request: pytest.FixtureRequest) -> str:
+    """How the workers reach the server."""
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def database(database: Database, route: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """The fresh database, by the route."""
+    if route == "direct":
+        yield database
+    else:
+        with through(request.getfixturevalue("pooler"), database) as pooled:
+            yield pooled
 
 
 @pytest.fixture

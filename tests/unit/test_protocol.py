@@ -56,6 +56,8 @@ class Script:
         self.now = 0.0
         self.replies = list(replies)
         self.steps: list[Step] = []
+        #: Whether notifications come.
+        self.woken = True
         self.ownership = Ownership()
         self.doubted = False
 
@@ -85,8 +87,10 @@ class Script:
         if isinstance(step, Wait | Sleep):
             self.now += step.seconds
             return None
-        if isinstance(step, Reopen | Listen | Rollback):
+        if isinstance(step, Reopen | Rollback):
             return None
+        if isinstance(step, Listen):
+            return self.woken
         reply = self.replies.pop(0)
         return reply() if callable(reply) else reply
 
@@ -120,6 +124,16 @@ def test_r36_a_waiter_listens_then_asks_again_then_waits() -> None:
     got = script.run(protocol.acquire(REQUEST, None, script.clock))
     assert got.token == "v4.public.x"
     assert script.names() == ["request", "Listen", "request", "Wait", "request"]
+
+
+def test_r36_a_waiter_that_hears_nothing_looks_more_and_more_seldom() -> None:
+    script = Script(*[waiting()] * 9, SIGNING, HELD)
+    script.woken = False
+    script.run(protocol.acquire(REQUEST, None, script.clock))
+    assert [step.seconds for step in script.steps if isinstance(step, Sleep)] == [
+        0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25, 0.25, 0.01,
+    ]  # fmt: skip
+    assert not any(isinstance(step, Wait) for step in script.steps)
 
 
 def test_r34_a_lost_reply_is_answered_by_asking_again_on_a_new_connection() -> None:
