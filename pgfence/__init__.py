@@ -3,6 +3,7 @@
 from pgfence.client.fence import Fence, connect
 from pgfence.client.lease import Lease
 from pgfence.errors import (
+    AcknowledgedSegmentsLostError,
     AcquireTimeoutError,
     LeaseEndedError,
     MutationUnknownError,
@@ -19,6 +20,7 @@ from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
 __all__ = [
+    "AcknowledgedSegmentsLostError",
     "AcquireTimeoutError",
     "Fence",
     "Lease",

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import CODES, Code, Verdict
 
 
@@ -296,6 +297,40 @@ class MutationUnknownError(PgfenceError):
             f"(operation {self.operation_root}, payload {self.payload_digest}) "
             "may or may not stand"
         )
+
+
+class AcknowledgedSegmentsLostError(PgfenceError):
+    """The database lacks segments that it has acknowledged to this worker, so nothing goes on.
+
+    A standby was promoted while it was behind, or files were put back. `lost` are the receipts of
+    the segments that are missing, in order, as far as the worker knows of them; `position` is where
+    the receipts end now. When it is decided what becomes of them, call `Fence.accept_loss`.
+    """
+
+    code = CODES["ACKNOWLEDGED_SEGMENTS_LOST"]
+
+    def __init__(self, resource: str, lost: tuple[Receipt, ...], position: Position) -> None:
+        super().__init__(resource, lost, position)
+        self.resource = resource
+        self.lost = lost
+        self.position = position
+
+    def __str__(self) -> str:
+        named = [
+            f"segment {receipt.segment_seq} of fence {receipt.fence_token} ({receipt.digest})"
+            for receipt in self.lost[:_NAMED]
+        ]
+        if len(self.lost) > _NAMED:
+            named.append(f"and {len(self.lost) - _NAMED} more")
+        at = self.position
+        return (
+            f"{self.resource}: acknowledged and lost: {', '.join(named)}; the receipts in the "
+            f"database end with segment {at.last_segment} of fence {at.highest_fence}"
+        )
+
+
+#: Lost segments that a message names one by one.
+_NAMED = 10
 
 
 class BundleSplitError(PgfenceError):

@@ -7,7 +7,7 @@ drive them with a thread, `AsyncFence` and `AsyncLease` with a task.
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf, isfinite
@@ -34,6 +34,14 @@ class BaseFence(Generic[S]):
         self._database = database
         self._closed = False
 
+    def accept_loss(self, error: errors.AcknowledgedSegmentsLostError) -> None:
+        """Forget the segments that were acknowledged and lost, so that work on them may go on.
+
+        From here on what the database has is right. It may still be that they took effect outside.
+        """
+        self._check_usable()
+        self._database.acknowledged.forget(error.lost)
+
     def _close(self) -> None:
         self._database.refuse_fork()
         self._closed = True
@@ -53,14 +61,21 @@ class BaseFence(Generic[S]):
         request_id: str | None,
         continues_root: str,
         timeout: float | None,
+        acknowledged: Iterable[Receipt],
     ) -> Request:
-        """What `hold` asks the registry for."""
+        """What `hold` asks the registry for, once it has remembered what the caller knows."""
         self._check_usable()
         _check_seconds("ttl", ttl, at_least=0.001)
         if timeout is not None:
             _check_seconds("timeout", timeout, at_least=0.0)
         request_id = f"req-{uuid.uuid4()}" if request_id is None else request_id
         root = operation_root(resource, operation, request_id, payload_text(arguments))
+        known = tuple(acknowledged)
+        if any(receipt.resource != resource for receipt in known):
+            raise errors.InvalidArgumentError(
+                f"acknowledged has receipts that are not {resource}'s"
+            )
+        self._database.acknowledged.add(known)
         return Request(request_id, resource, operation, root, continues_root, round(ttl * 1000))
 
     def _token(self, grant: "str | BaseLease[Any]", segment: int) -> str:
@@ -97,7 +112,7 @@ class Acquired(NamedTuple):
     grant: Grant
 
 
-def acquire(verifier: Verifier, wanted: Request, timeout: float | None) -> Steps[Acquired]:
+def acquire(database: Database[S], wanted: Request, timeout: float | None) -> Steps[Acquired]:
     """Ask for a resource, wait for it, and check what came; see `Fence.hold`.
 
     Whoever is interrupted, or may not use what came, leaves the queue or gives the lease back
@@ -106,8 +121,10 @@ def acquire(verifier: Verifier, wanted: Request, timeout: float | None) -> Steps
     answer = None
     try:
         answer = yield from protocol.acquire(wanted, timeout, monotonic)
-        yield from verifier.follow()
-        return Acquired(answer, _checked(verifier, wanted, answer))
+        yield from database.verifier.follow()
+        acquired = Acquired(answer, _checked(database.verifier, wanted, answer))
+        yield from _refuse_lost(database, wanted.resource, bool(answer.in_shadow))
+        return acquired
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -115,6 +132,16 @@ def acquire(verifier: Verifier, wanted: Request, timeout: float | None) -> Steps
         if answer is not None or interrupted:
             yield from _withdraw(wanted.request_id, reopen=interrupted)
         raise
+
+
+def _refuse_lost(database: Database[S], resource: str, in_shadow: bool) -> Steps[None]:
+    """Raise `AcknowledgedSegmentsLostError` if it is so (R47); in shadow let it be heard (R28)."""
+    try:
+        yield from protocol.refuse_lost(resource, database.acknowledged.of(resource))
+    except errors.AcknowledgedSegmentsLostError as error:
+        if not in_shadow:
+            raise
+        _log.warning("in shadow, so let through: %s", error)
 
 
 def _withdraw(request_id: str, *, reopen: bool) -> Steps[None]:
@@ -321,16 +348,18 @@ class BaseLease(Generic[S]):
             if isinstance(error, errors.LeaseEndedError):
                 self._registry_session.wake()
             raise
+        receipt = self._receipt(verdict, wanted)
         if verdict.accepted:
             self._unknown = None
             self._next_segment = max(self._next_segment, number + 1)
+            self._database.acknowledged.add([receipt])
         else:
             yield from self._learn_from(verdict)
             if verdict.would_refuse is None:
                 raise errors.refusal(verdict)
             # The segment was not accepted, so the next one gets its number.
             self._unknown = None
-        return self._receipt(verdict, wanted)
+        return receipt
 
     def _advance(self) -> Steps[Verdict]:
         """Raise the fence without writing; see `Lease.advance`."""
@@ -389,7 +418,11 @@ class BaseLease(Generic[S]):
         )
 
     def _learn_from(self, verdict: Verdict) -> Steps[None]:
-        """A refusal may say that the lease is over, or that another trust bundle is in force."""
+        """A refusal may say that the lease is over, that another trust bundle is in force, or
+        that this is not the database any more which has acknowledged earlier segments (R47).
+        """
+        if verdict.accepted:
+            return
         name = verdict.would_refuse or verdict.verdict
         if name == "STALE_OWNER":
             self._belief.change(lambda o, now: o.ended(now, "SUPERSEDED"))
@@ -404,6 +437,12 @@ class BaseLease(Generic[S]):
                 raise
             except Exception as error:
                 _log.warning("%r: the trust bundle was not followed: %s", self, error)
+        try:
+            yield from _refuse_lost(self._database, self.resource, self._in_shadow)
+        except errors.AcknowledgedSegmentsLostError as lost:
+            raise lost from errors.refusal(verdict)
+        except Exception as error:
+            _log.warning("%r: whether segments were lost is not known: %s", self, error)
 
 
 def _segment(token: str, grant: Grant, number: int, payload: str, digest: str) -> Segment:

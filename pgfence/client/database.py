@@ -1,4 +1,4 @@
-"""What a Fence and its Leases share: how to reach the database, and the trust in its grants."""
+"""What a Fence and its Leases share: how to reach the database, trust, and what they know of it."""
 
 import os
 import threading
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from pgfence.client.acknowledged import Acknowledged
 from pgfence.client.protocol import Introduction
 from pgfence.client.trust import Verifier
 from pgfence.errors import ForkedError
@@ -51,6 +52,7 @@ class Database(Generic[S]):
             found.bundle,
             lambda: server_us + round((monotonic() - found.asked_at) * 1_000_000),
         )
+        self.acknowledged = Acknowledged()
         self._make = make
         self._process = os.getpid()
         self._lock = threading.Lock()

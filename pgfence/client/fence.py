@@ -1,7 +1,7 @@
 """The way in: `connect` to a guarded database, `hold` a resource."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -10,7 +10,7 @@ from pgfence.client.base import BaseFence
 from pgfence.client.database import Database, monotonic
 from pgfence.client.lease import Lease
 from pgfence.drivers.psycopg import Connection, Session, run_within
-from pgfence.model.receipt import Position
+from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
 _log = logging.getLogger("pgfence.client")
@@ -69,6 +69,7 @@ class Fence(BaseFence[Session]):
         request_id: str | None = None,
         continues_root: str = "",
         timeout: float | None = None,
+        acknowledged: Iterable[Receipt] = (),
     ) -> Iterator[Lease]:
         """Acquire a resource, renew in the background, and release it when the block is left.
 
@@ -77,16 +78,25 @@ class Fence(BaseFence[Session]):
         the operation root. request_id: asking again with the same one gives the same grant (R34),
         made up by default. continues_root: the root of the operation that this one takes up, see
         `position`. timeout: seconds to wait for the resource; None waits for ever, 0 asks once. A
-        grant that is decided gets a second longer to be signed.
+        grant that is decided gets a second longer to be signed. acknowledged: receipts of the
+        resource that the caller has kept; what this `Fence` has seen itself it remembers.
 
         Raises `AcquireTimeoutError`, `InvalidArgumentError`, `RequestConflictError`, `PausedError`,
         `WrongOperationError`, `NoWorkloadError`; `NotHeldError` when the request ID is of a lease
         that is over; `BundleSplitError` when the database's trust bundle does not follow from the
-        one that this client trusts. A release that fails on leaving is logged: the lease ends by
-        itself.
+        one that this client trusts; `AcknowledgedSegmentsLostError` when the database has lost
+        segments that it acknowledged (R47), see `accept_loss`. A release that fails on leaving is
+        logged: the lease ends by itself.
         """
         wanted = self._request(
-            resource, operation, ttl, arguments, request_id, continues_root, timeout
+            resource,
+            operation,
+            ttl,
+            arguments,
+            request_id,
+            continues_root,
+            timeout,
+            acknowledged,
         )
         lease = Lease.acquire(self._database, wanted, timeout)
         try:

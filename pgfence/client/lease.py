@@ -37,7 +37,7 @@ class Lease(BaseLease[Session]):
         """Ask for a resource and wait for it; see `Fence.hold`."""
         session = database.session(connect_timeout=wanted.ttl_ms / 3000)
         try:
-            acquired = session.run(acquire(database.verifier, wanted, timeout))
+            acquired = session.run(acquire(database, wanted, timeout))
         except BaseException:
             database.put_back(session)
             raise
@@ -71,7 +71,8 @@ class Lease(BaseLease[Session]):
         `work` runs, and `would_refuse` of the receipt names it (R28).
 
         Raises a `RefusedError` for a refusal, whose evidence is committed first, or in its place
-        `BundleSplitError` when that is why; what `work` raised, and `LeaseEndedError`: then nothing
+        `BundleSplitError` when that is why, or `AcknowledgedSegmentsLostError` when earlier
+        segments are no longer there (R47); what `work` raised, and `LeaseEndedError`: then nothing
         was written; `MutationUnknownError` when the answer to COMMIT was lost: the same payload may
         be applied again, and nothing else until then; what `check` raises; `PayloadError`.
         """

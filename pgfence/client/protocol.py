@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 from pgfence import errors
 from pgfence.model.bundle import TrustBundle, follow_chain
 from pgfence.model.lease import Ownership
-from pgfence.model.receipt import NOWHERE, Position
+from pgfence.model.receipt import NOWHERE, Position, Receipt
 from pgfence.model.verdict import Verdict
 
 #: The schema that this version was built for: the head of the migrations.
@@ -547,6 +547,35 @@ def position(resource: str) -> Steps[Position]:
     except Failed as failed:
         failed.rethrow()
     return Position(*rows[0]) if rows else NOWHERE
+
+
+def refuse_lost(resource: str, acknowledged: Sequence[Receipt]) -> Steps[None]:
+    """Raise `AcknowledgedSegmentsLostError` if the database has lost any of these receipts (R47).
+
+    acknowledged: receipts of one resource, in the order of its chain: if the last one is there, so
+    are those before it.
+    """
+    try:
+        if acknowledged and (yield from _missing(resource, acknowledged[-1:])):
+            missing = yield from _missing(resource, acknowledged)
+            at = yield from position(resource)
+            lost = tuple(receipt for receipt in acknowledged if receipt.digest in missing)
+            raise errors.AcknowledgedSegmentsLostError(resource, lost, at)
+    except Failed as failed:
+        failed.rethrow()
+
+
+def _missing(resource: str, receipts: Sequence[Receipt]) -> Steps[set[str]]:
+    """The digests of those receipts that the database neither has nor has pruned."""
+    known = (
+        [receipt.operation_root for receipt in receipts],
+        [receipt.segment_seq for receipt in receipts],
+        [receipt.digest for receipt in receipts],
+    )
+    (rows,) = yield Batch(
+        (Call("select digest from pgfence.missing_receipts($1, $2, $3, $4)", (resource, *known)),)
+    )
+    return {digest for (digest,) in rows}
 
 
 class Introduction(NamedTuple):

@@ -193,6 +193,11 @@ _TABLE = (
         "Who no longer holds the lease asks fence.reconcile().",
     ),
     Code(
+        "ACKNOWLEDGED_SEGMENTS_LOST", None, "AcknowledgedSegmentsLostError", "R47",
+        "the database is behind what it has acknowledged: writes were lost",
+        "Nothing goes on by itself. See what was lost, then call fence.accept_loss(error).",
+    ),
+    Code(
         "BUNDLE_SPLIT", None, "BundleSplitError", "R33",
         "the database's trust bundle does not follow from the one that this client trusts",
         "Ask the people who hold the root keys which digest is right; nothing was written.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -50,3 +51,15 @@ def test_r28_worker_whose_lease_is_over_goes_on_until_it_is_enforced(
         with pytest.raises(errors.NotHeldError):
             lease.apply(4, settle(4))
     assert [states(in_shadow)[i] for i in (1, 2, 3, 4)] == ["settled"] * 3 + ["open"]
+
+
+def test_r28_what_was_acknowledged_and_lost_is_a_warning(
+    connect: Connect, in_shadow: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect().hold(RESOURCE, operation="settle") as lease:
+        kept = lease.apply(1, settle(1))
+    lost = replace(kept, segment_seq=2, digest="cd" * 32)
+    with connect().hold(RESOURCE, operation="settle", acknowledged=[kept, lost]) as lease:
+        lease.apply(2, settle(2))
+    assert f"in shadow, so let through: {RESOURCE}: acknowledged and lost" in caplog.text
+    assert states(in_shadow)[2] == "settled"

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from pgfence import errors
+from pgfence.model.receipt import NOWHERE
 from pgfence.model.verdict import CODES, Verdict
 from tools import errors_page
 
@@ -84,6 +85,7 @@ def test_an_accepting_verdict_passes_require(name: str) -> None:
         errors.LeaseEndedError("late", {"resource": "r"}, "again", "R19"),
         errors.MutationUnknownError("r", "sha256:00", 4, "ab"),
         errors.TokenRefusedError("MALFORMED", "ENVELOPE"),
+        errors.AcknowledgedSegmentsLostError("r", (), NOWHERE),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -51,15 +51,27 @@ def test_r39_a_worker_goes_on_after_a_failover_without_an_operator(
             lease.apply(2, settle(2))
             standby.catch_up()
             standby.cut()
-            lease.apply(3, settle(3))  # acknowledged by the primary, and lost with it
+            lost = lease.apply(3, settle(3))  # acknowledged by the primary, and lost with it
             primary.stop("immediate")
             standby.promote()
-            with pytest.raises(errors.RebindRequiredError):
+            with pytest.raises(errors.AcknowledgedSegmentsLostError) as told:
                 lease.apply(4, settle(4))
+            assert isinstance(told.value.__cause__, errors.RebindRequiredError)
         assert written == [1, 2, 3]
 
         at = fence.position(RESOURCE)
         assert at.last_segment == 2
+        with (
+            pytest.raises(errors.AcknowledgedSegmentsLostError) as caught,
+            fence.hold(
+                RESOURCE, operation="settle", ttl=120, continues_root=at.operation_root or ""
+            ),
+        ):
+            pytest.fail("went on behind what was acknowledged")
+        assert caught.value.lost == told.value.lost == (lost,)
+        assert caught.value.position == fence.position(RESOURCE)
+        assert lost.digest in str(caught.value)
+        fence.accept_loss(caught.value)
         with fence.hold(
             RESOURCE,
             operation="settle",
@@ -75,4 +87,51 @@ def test_r39_a_worker_goes_on_after_a_failover_without_an_operator(
     assert written == [1, 2, 3, 3, 4]
     receipts = standby.execute("select count(*) from pgfence.receipts")
     assert receipts == standby.execute("select count(*) from ledger") == 4
+    database.close()
+
+
+def test_r47_a_worker_that_keeps_its_receipts_elsewhere_is_told_what_a_failover_lost(
+    primary: Copy, standby: Standby, keys: Keys
+) -> None:
+    """canonical/postgresql-operator#1153: committed rows lost on failover."""
+    database = either(primary, standby)
+    with (
+        registry(database, keys),
+        pgfence.connect(database.dsn("worker_a")) as fence,
+        fence.hold(RESOURCE, operation="settle", ttl=120) as lease,
+    ):
+        kept = [lease.apply(page, lambda tx: None) for page in (1, 2)]
+        standby.catch_up()
+        standby.cut()
+        lost = [lease.apply(page, lambda tx: None) for page in (3, 4)]
+        primary.stop("immediate")
+        standby.promote()
+        # Another process of the worker's, which knows nothing but what was kept for it.
+        with pgfence.connect(database.dsn("worker_a")) as another:
+            with (
+                pytest.raises(errors.AcknowledgedSegmentsLostError) as caught,
+                another.hold(RESOURCE, operation="settle", acknowledged=kept + lost),
+            ):
+                pytest.fail("went on behind what was acknowledged")
+            assert caught.value.lost == tuple(lost)
+    database.close()
+
+
+def test_r47_a_failover_that_lost_nothing_is_no_loss(
+    primary: Copy, standby: Standby, keys: Keys
+) -> None:
+    database = either(primary, standby)
+    with (
+        registry(database, keys),
+        pgfence.connect(database.dsn("worker_a")) as fence,
+    ):
+        with fence.hold(RESOURCE, operation="settle", ttl=120) as lease:
+            kept = lease.apply(1, lambda tx: None)
+            standby.catch_up()
+            primary.stop("immediate")
+            standby.promote()
+            with pytest.raises(errors.RebindRequiredError):
+                lease.apply(2, lambda tx: None)
+        with fence.hold(RESOURCE, operation="settle", acknowledged=[kept]) as again:
+            assert not again.apply(2, lambda tx: None).replayed
     database.close()
