@@ -15,6 +15,8 @@ from pgfence.cli import (
     restored,
     resume,
     rollout,
+    run,
+    status,
     trust,
     workload,
 )
@@ -34,6 +36,8 @@ app.add_typer(registry.app, name="registry")
 app.add_typer(workload.app, name="workload")
 app.add_typer(policy.app, name="policy")
 app.add_typer(rollout.app, name="rollout")
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
+app.command()(status.status)
 app.command()(protect.protect)
 app.command()(protect.unprotect)
 app.command()(protect.protected)

@@ -109,34 +109,42 @@ def reported(command: Callable[_P, None]) -> Callable[_P, None]:
 
     @wraps(command)
     def wrapped(*arguments: _P.args, **options: _P.kwargs) -> None:
-        try:
+        with told():
             command(*arguments, **options)
-        except PgfenceError as error:
-            _fail(REFUSED, str(error), error.next_step)
-        except psycopg.Error as error:
-            _fail_with(error)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
 
 
-def _fail_with(error: psycopg.Error) -> NoReturn:
+@contextmanager
+def told(*, unreachable: int = UNREACHABLE, refused: int = REFUSED) -> Iterator[None]:
+    """Expected errors of the block are told, and end in an exit code."""
+    try:
+        yield
+    except PgfenceError as error:
+        fail(refused, str(error), error.next_step)
+    except psycopg.Error as error:
+        _fail_with(error, unreachable, refused)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _fail_with(error: psycopg.Error, unreachable: int, refused: int) -> NoReturn:
     diag = error.diag
     ours = from_sqlstate(
         error.sqlstate, str(diag.message_primary), diag.message_detail, diag.message_hint
     )
     if ours is not None:
-        _fail(REFUSED, str(ours), ours.next_step)
+        fail(refused, str(ours), ours.next_step)
     if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):
-        _fail(USAGE, str(error).strip(), "A DSN is like postgresql://role@host/database.")
+        fail(USAGE, str(error).strip(), "A DSN is like postgresql://role@host/database.")
     # No SQLSTATE: no answer, or not let in. 08: connection failure, 57: the server goes down.
     if error.sqlstate is None or error.sqlstate[:2] in ("08", "57"):
-        _fail(UNREACHABLE, str(error).strip(), "Check --dsn or PGFENCE_DSN, and that it is up.")
-    _fail(REFUSED, f"PostgreSQL: {diag.message_primary or error}", diag.message_hint)
+        fail(unreachable, str(error).strip(), "Check --dsn or PGFENCE_DSN, and that it is up.")
+    fail(refused, f"PostgreSQL: {diag.message_primary or error}", diag.message_hint)
 
 
-def _fail(code: int, message: str, next_step: str | None) -> NoReturn:
+def fail(code: int, message: str, next_step: str | None = None) -> NoReturn:
+    """Tell an error, and what to do about it, and end."""
     out = console(stderr=True)
     out.print(f"pgfence: {message}", soft_wrap=True)
     if next_step:
