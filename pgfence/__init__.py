@@ -16,18 +16,21 @@ from pgfence.errors import (
     StaleOwnerError,
 )
 from pgfence.model.lease import State
+from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
 __all__ = [
     "AcknowledgedSegmentsLostError",
     "AcquireTimeoutError",
+    "Coordinates",
     "Fence",
     "Lease",
     "LeaseEndedError",
     "MutationUnknownError",
     "NotAdmittedError",
     "NotHeldError",
+    "Outcome",
     "OwnershipUnknownError",
     "PayloadConflictError",
     "PgfenceError",

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from pgfence.model.outcome import Coordinates
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import CODES, Code, Verdict
 
@@ -277,7 +278,7 @@ class MutationUnknownError(PgfenceError):
     """The answer to COMMIT was lost: the segment may or may not stand.
 
     It is never retried by itself and must not be reported as failed. Carries the operation ID and
-    the payload's digest, which is all that is needed to find out.
+    the payload's digest, which is all that `fence.reconcile()` needs to find out.
     """
 
     code = CODES["MUTATION_UNKNOWN"]
@@ -290,6 +291,13 @@ class MutationUnknownError(PgfenceError):
         self.operation_root = operation_root
         self.segment_seq = segment_seq
         self.payload_digest = payload_digest
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """What to keep if somebody else is to ask what became of it."""
+        return Coordinates(
+            self.resource, self.operation_root, self.segment_seq, self.payload_digest
+        )
 
     def __str__(self) -> str:
         return (

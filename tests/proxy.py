@@ -43,6 +43,10 @@ class Proxy:
         """Let every connection there is stay open and silent; new ones are not concerned."""
         self._silent.update(self._pairs)
 
+    def refuse_new(self) -> None:
+        """Accept no more connections; those that there are stay."""
+        _close(self._listener)
+
     def cut(self) -> None:
         """Cut every connection there is."""
         for pair in self._pairs:
@@ -51,7 +55,7 @@ class Proxy:
 
     def close(self) -> None:
         """Cut every connection, and accept no more."""
-        _close(self._listener)
+        self.refuse_new()
         self.cut()
 
     def _accept(self) -> None:

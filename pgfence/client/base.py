@@ -20,11 +20,15 @@ from pgfence.client.protocol import Answer, Reopen, Request, Segment, Steps
 from pgfence.client.trust import Verifier
 from pgfence.model.grant import Grant, operation_root
 from pgfence.model.lease import Ownership, State
+from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.payload import payload_digest, payload_text
 from pgfence.model.receipt import Receipt
 from pgfence.model.verdict import Verdict
 
 _log = logging.getLogger("pgfence.client")
+
+#: Seconds that connecting may take for noting that an outcome is unknown.
+_REPORT = 2.0
 
 
 class BaseFence(Generic[S]):
@@ -103,6 +107,16 @@ class BaseFence(Generic[S]):
             )
         wanted = _segment(token, claims, segment, text, digest)
         return (yield from protocol.apply_within(wanted, monotonic))
+
+    def _reconcile(
+        self,
+        unknown: errors.MutationUnknownError | Coordinates,
+        grant: "str | BaseLease[Any] | None",
+    ) -> Steps[Outcome]:
+        """What became of a segment; see `Fence.reconcile`."""
+        if isinstance(unknown, errors.MutationUnknownError):
+            unknown = unknown.coordinates
+        return protocol.reconcile(unknown, grant.token if isinstance(grant, BaseLease) else grant)
 
 
 class Acquired(NamedTuple):
@@ -342,6 +356,7 @@ class BaseLease(Generic[S]):
             verdict = yield from protocol.apply(wanted, self._belief.change, monotonic, in_doubt)
         except errors.MutationUnknownError:
             self._registry_session.wake()
+            yield from self._report(wanted)
             raise
         except Exception as error:
             self._unknown = before
@@ -360,6 +375,15 @@ class BaseLease(Generic[S]):
             # The segment was not accepted, so the next one gets its number.
             self._unknown = None
         return receipt
+
+    def _report(self, segment: Segment) -> Steps[None]:
+        """Let others see what is unknown (R44), without keeping the caller long from knowing it."""
+        session = self._work_session
+        usual, session.connect_timeout = session.connect_timeout, _REPORT
+        try:
+            yield from protocol.report(segment)
+        finally:
+            session.connect_timeout = usual
 
     def _advance(self) -> Steps[Verdict]:
         """Raise the fence without writing; see `Lease.advance`."""

@@ -10,6 +10,8 @@ from pgfence.client.base import BaseFence
 from pgfence.client.database import Database, monotonic
 from pgfence.client.lease import Lease
 from pgfence.drivers.psycopg import Connection, Session, run_within
+from pgfence.errors import MutationUnknownError
+from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
@@ -125,6 +127,23 @@ class Fence(BaseFence[Session]):
             with self._database.lent() as session:
                 session.run(verifier.follow())
         return run_within(conn, self._apply_within(token, segment, payload))
+
+    def reconcile(
+        self, unknown: MutationUnknownError | Coordinates, *, grant: str | Lease | None = None
+    ) -> Outcome:
+        """What became of a segment whose COMMIT was not answered (R45), as far as can be proven.
+
+        unknown: the error, or its `coordinates`, which may come from a process that is gone.
+        grant: a newer grant of the resource that this process holds: it raises the fence, so that
+        a segment that is absent cannot come any more. Without one, and while nobody has written
+        under a newer fence, an absent segment is UNRESOLVED: who still holds its lease applies it
+        again. Waits for a transaction that is open on the resource.
+
+        Raises `InvalidArgumentError` for a grant of another resource, and what the database raises.
+        """
+        self._check_usable()
+        with self._database.lent() as session:
+            return session.run(self._reconcile(unknown, grant))
 
     def position(self, resource: str) -> Position:
         """Where the receipts of a resource end."""

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 from pgfence import errors
 from pgfence.model.bundle import TrustBundle, follow_chain
 from pgfence.model.lease import Ownership
+from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.receipt import NOWHERE, Position, Receipt
 from pgfence.model.verdict import Verdict
 
@@ -425,6 +426,9 @@ def apply(
         if failed.sqlstate in _ENDED_BY_TIMEOUT or not failed.lost:
             _not_written(failed)
         raise _unknown(segment) from failed.__cause__
+    except Exception as error:
+        # Whatever else a driver raises says nothing of what the server did.
+        raise _unknown(segment) from error
     return verdict
 
 
@@ -536,6 +540,46 @@ def advance(token: str) -> Steps[Verdict]:
                 yield Reopen()
         else:
             return _verdict(rows[0])
+    raise AssertionError("unreachable")
+
+
+def report(segment: Segment) -> Steps[None]:
+    """Note in the database, on a new connection, that nobody knows what became of a segment (R44).
+
+    Best effort: where it fails, the caller's exception is all there is, and the log says so.
+    """
+    noted = Call(
+        "select pgfence.report_unknown($1, $2, $3)",
+        (segment.token, segment.number, segment.payload_digest),
+    )
+    try:
+        yield Reopen()
+        yield Batch((noted,), within=_SHORTEST_CALL)
+    except Failed as failed:
+        _log.error("%s, and that could not be noted: %s", _unknown(segment), failed.message)
+
+
+def reconcile(asked: Coordinates, token: str | None) -> Steps[Outcome]:
+    """What became of a segment (R45). Waits for a transaction that is open on its resource.
+
+    token: a newer grant of the caller's. Repeating it is harmless, so lost answers are.
+    """
+    call = Call(
+        "select * from pgfence.reconcile($1, $2, $3, $4, $5)",
+        (
+            asked.resource, asked.operation_root, asked.segment_seq, asked.payload_digest, token,
+        ),
+    )  # fmt: skip
+    for attempt in range(_ATTEMPTS):
+        try:
+            (rows,) = yield Batch((call,), within=_LONGEST_CALL)
+        except Failed as failed:
+            if attempt == _ATTEMPTS - 1 or not (failed.lost or failed.sqlstate in _TRY_AGAIN):
+                failed.rethrow()
+            if failed.lost:
+                yield Reopen()
+        else:
+            return Outcome.from_row(rows[0])
     raise AssertionError("unreachable")
 
 
