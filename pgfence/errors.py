@@ -256,6 +256,12 @@ class DecisionRefusedError(ServerError):
     code = CODES["DECISION_REFUSED"]
 
 
+class RegistryElsewhereError(ServerError):
+    """The registry of this database is in another one, and was asked for here (R13)."""
+
+    code = CODES["REGISTRY_ELSEWHERE"]
+
+
 class TokenRefusedError(PgfenceError):
     """A token failed the client's own check; `verdict` is the name of the refusal."""
 

@@ -138,6 +138,31 @@ def template(cluster: support.TestServer, keys: support.Keys) -> Iterator[suppor
     database.drop()
 
 
+@pytest.fixture(scope="session")
+def registry_template(
+    cluster: support.TestServer, keys: support.Keys
+) -> Iterator[support.Database]:
+    """The database that `registry_database` copies: pgfence with another name in its bundle."""
+    database = support.create_database(cluster, f"pgfence_registry_{os.getpid()}")
+    support.install_from_manifest(database)
+    support.configure(database, keys, "registry")
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def registry_database(registry_template: support.Database) -> Iterator[support.Database]:
+    """A fresh database that is the registry of others, see `tests.elsewhere`."""
+    database = support.create_database(
+        registry_template.server,
+        f"pgfence_registry_{os.getpid()}_{next(_numbers)}",
+        template=registry_template.name,
+    )
+    support.record_identity(database)
+    yield database
+    database.drop()
+
+
 @pytest.fixture
 def database(template: support.Database) -> Iterator[support.Database]:
     """A fresh database with pgfence, trust bundle and workloads; `billing_owner` makes tables."""

@@ -77,7 +77,7 @@ def make_keys() -> Keys:
     return Keys(root=key("root"), grant=key("grant"), status=key("status"))
 
 
-def make_bundle(keys: Keys) -> TrustBundle:
+def make_bundle(keys: Keys, audience: str = AUDIENCE) -> TrustBundle:
     """The first trust bundle of the test databases, with one key for each purpose."""
     valid = {"not_before": 0, "expires_at": 4_102_444_800_000_000}  # to the year 2100
     purposes = {"root": keys.root, "grant": keys.grant, "status": keys.status}
@@ -87,7 +87,7 @@ def make_bundle(keys: Keys) -> TrustBundle:
     ]
     return TrustBundle(
         version=1,
-        audience=AUDIENCE,
+        audience=audience,
         keys=tuple(sorted(trusted, key=lambda key: key.kid)),
         lowest_epoch=1,
         root_threshold=1,
@@ -207,14 +207,14 @@ def _source(path: Path) -> str:
     return source
 
 
-def configure(database: Database, keys: Keys) -> None:
+def configure(database: Database, keys: Keys, audience: str = AUDIENCE) -> None:
     """Groups and workloads of the login roles, and the first trust bundle."""
     with psycopg.connect(database.dsn("dba")) as conn:
         for role, group in GROUPS.items():
             conn.execute(
                 sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(role))
             )
-        bundle = make_bundle(keys)
+        bundle = make_bundle(keys, audience)
         conn.execute(
             "select pgfence.install_trust_bundle(%s, %s)",
             [bundle.document, [sign_bundle(bundle.document, keys.root)]],

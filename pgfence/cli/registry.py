@@ -23,6 +23,10 @@ def _group() -> None:
 @reported
 def serve(
     key: Annotated[Path, typer.Option(help="The grant key; a file that others may not read.")],
+    status_key: Annotated[
+        Path | None,
+        typer.Option(help="The status key, where databases elsewhere use this registry."),
+    ] = None,
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:
@@ -36,7 +40,7 @@ def serve(
     logger = logging.getLogger("pgfence")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    process.run(dsn, key)
+    process.run(dsn, key, status_key)
 
 
 class _ForPeople(logging.Formatter):

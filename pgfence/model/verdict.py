@@ -180,6 +180,11 @@ _TABLE = (
         "the answer contradicts what the database knows, or may still come to know",
         "Reconcile again: what the receipts and fences prove needs no answer.",
     ),
+    Code(
+        "REGISTRY_ELSEWHERE", "PF308", "RegistryElsewhereError", "R13",
+        "the registry of this database is in another one",
+        "Name it: pgfence.connect(dsn, registry=...); in SQL, ask in the registry's database.",
+    ),
     # What only the client can know.
     Code(
         "OWNERSHIP_UNKNOWN", None, "OwnershipUnknownError", "R42",

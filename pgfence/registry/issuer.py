@@ -15,6 +15,7 @@ from pgfence.errors import TokenRefusedError, TrustRefusedError
 from pgfence.model.bundle import TrustBundle
 from pgfence.model.grant import Grant
 from pgfence.model.signature import key_id, raw_public_key
+from pgfence.model.status import StatusProof
 
 Connection = psycopg.Connection[Any]
 
@@ -26,14 +27,16 @@ _PENDING = """
      cross join pgfence.trust_bundle() as b
      order by g.turn
 """
+#: The same of status proofs.
+_UNPROVEN = _PENDING.replace("unsigned_grants", "unsigned_proofs")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one unsigned grant.
+    """What became of one unsigned grant, or of the status proof of one.
 
     `recorded` is False when another issuer was faster or the lease is over, and when `problem` says
-    why the grant was not signed.
+    why it was not signed.
     """
 
     lease: str
@@ -45,14 +48,17 @@ class Outcome:
 class Issuer:
     """Signs grants with one Ed25519 key, on connections that the caller gives.
 
+    With a status key it signs status proofs as well, which databases elsewhere ask for (R13).
+
     It decides nothing, and takes no lock: Ed25519 is deterministic, so two issuers with one key
     give the same token, and the first to record it counts. It signs only while its key is a valid
     grant key of the trust bundle in force; it trusts the first bundle that it meets, and then what
     follows from that (R33).
     """
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
+    def __init__(self, key: Ed25519PrivateKey, status_key: Ed25519PrivateKey | None = None) -> None:
         self._key = key
+        self._status_key = status_key
         self._bundle: TrustBundle | None = None
         self.kid = key_id(raw_public_key(key))
 
@@ -73,22 +79,9 @@ class Issuer:
 
         Raises `TrustRefusedError` otherwise.
         """
-        key = bundle.key(self.kid)
-        if key is None or key.purpose != "grant":
-            what = "no key" if key is None else f"a {key.purpose} key"
-            raise TrustRefusedError(
-                f"key {self.kid} is {what} of trust bundle {bundle.version}, so the guard would "
-                "refuse every grant that it signs",
-                {"kid": self.kid, "bundle": bundle.version},
-                hint="Start the registry with a grant key of the installed bundle.",
-                rule="R5",
-            )
-        if not key.not_before <= now_us < min(key.expires_at, bundle.expires_at):
-            raise TrustRefusedError(
-                f"key {self.kid} of trust bundle {bundle.version} is not valid now",
-                {"kid": self.kid, "bundle": bundle.version},
-                rule="R5",
-            )
+        _require_key(bundle, self.kid, "grant", now_us)
+        if self._status_key is not None:
+            _require_key(bundle, key_id(raw_public_key(self._status_key)), "status", now_us)
 
     def sign_pending(self, conn: Connection) -> list[Outcome]:
         """Sign every decided grant that waits for it.
@@ -96,14 +89,30 @@ class Issuer:
         `conn` should be in autocommit: a signature counts, and wakes its worker, when it commits.
         Raises what `meet` raises, and then signs nothing.
         """
-        pending = _rows(conn, _PENDING)
+        return [self._sign(conn, lease, message) for lease, message in self._found(conn, _PENDING)]
+
+    def prove_pending(self, conn: Connection) -> list[Outcome]:
+        """Sign every status proof that a worker waits for; none without a status key.
+
+        Raises what `meet` raises, and then signs nothing.
+        """
+        if self._status_key is None:
+            return []
+        return [
+            self._prove(conn, lease, message, self._status_key)
+            for lease, message in self._found(conn, _UNPROVEN)
+        ]
+
+    def _found(self, conn: Connection, query: str) -> list[tuple[str, str]]:
+        """What waits, once the keys are known to count: lease and message."""
+        pending = _rows(conn, query)
         if pending:
             *_, digest, now_us = pending[0]
             if self._bundle is None or self._bundle.digest != digest:
                 self.meet(conn)
             else:
                 self.check(self._bundle, now_us)
-        return [self._sign(conn, lease, message) for lease, message, *_ in pending]
+        return [(lease, message) for lease, message, *_ in pending]
 
     def _sign(self, conn: Connection, lease: str, message: str) -> Outcome:
         # What is signed is what this process understood, not whatever the table holds.
@@ -118,6 +127,36 @@ class Issuer:
             conn, "select pgfence_registry.record_signature($1, $2)", (lease, token)
         )
         return Outcome(lease, recorded, grant)
+
+    def _prove(self, conn: Connection, lease: str, message: str, key: Ed25519PrivateKey) -> Outcome:
+        try:
+            proof = StatusProof.parse(message.encode())
+        except TokenRefusedError as refused:
+            return Outcome(lease, recorded=False, problem=f"not a lockStatus.v1: {refused.reason}")
+        token = tokens.sign(proof.encode(), StatusProof.SCHEMA, key)
+        ((recorded,),) = _rows(
+            conn, "select pgfence_registry.record_proof($1, $2, $3)", (lease, message, token)
+        )
+        return Outcome(lease, recorded)
+
+
+def _require_key(bundle: TrustBundle, kid: str, purpose: str, now_us: int) -> None:
+    key = bundle.key(kid)
+    if key is None or key.purpose != purpose:
+        what = "no key" if key is None else f"a {key.purpose} key"
+        raise TrustRefusedError(
+            f"key {kid} is {what} of trust bundle {bundle.version}, so the guard would "
+            f"refuse every {'grant' if purpose == 'grant' else 'status proof'} that it signs",
+            {"kid": kid, "bundle": bundle.version},
+            hint=f"Start the registry with a {purpose} key of the installed bundle.",
+            rule="R5",
+        )
+    if not key.not_before <= now_us < min(key.expires_at, bundle.expires_at):
+        raise TrustRefusedError(
+            f"key {kid} of trust bundle {bundle.version} is not valid now",
+            {"kid": kid, "bundle": bundle.version},
+            rule="R5",
+        )
 
 
 def _rows(conn: Connection, query: str, parameters: tuple[str, ...] = ()) -> list[Any]:

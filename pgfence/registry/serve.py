@@ -36,12 +36,15 @@ _OVERDUE = "select pid, transaction, resource, overdue_ms from pgfence_registry.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
-def run(dsn: str, key_file: Path) -> None:
+def run(dsn: str, key_file: Path, status_key_file: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT; for the main thread of a process.
+
+    status_key_file: the key that signs status proofs, for databases elsewhere.
 
     Raises `KeyFileError` for a key file that others may read, and what `serve` raises.
     """
-    issuer = Issuer(tokens.load_key(key_file))
+    status_key = tokens.load_key(status_key_file) if status_key_file else None
+    issuer = Issuer(tokens.load_key(key_file), status_key)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -136,6 +139,10 @@ class _Shift:
                     fence_token=grant.fence_token,
                     request_id=grant.request_id,
                 )
+
+        for outcome in self._issuer.prove_pending(self._conn):
+            if outcome.problem:
+                self._complain("not proved", lease=outcome.lease, problem=outcome.problem)
 
     def _end_overdue(self) -> None:
         """End the sessions that two looks found holding up a waiter after their lease (R20)."""

@@ -93,7 +93,13 @@ begin
         end if;
         if not pgfence._is_recorded_database(v_configuration) then
             v_refused := 'REBIND_REQUIRED';
-            v_explanation := 'this database was promoted, restored or copied since it was last guarded: acquire the resource again';
+            v_explanation := 'this database was promoted, restored or copied since it was last guarded: '
+                || case when v_configuration.registry_is_local then 'acquire the resource again'
+                        else 'ask the registry for a new status proof' end;
+            -- A distant registry knows nothing of it: from now on only what it signs after this counts.
+            if not v_configuration.registry_is_local then
+                perform pgfence_registry._rebind_database();
+            end if;
             exit rules;
         end if;
 
@@ -184,8 +190,10 @@ begin
             end if;
             v_refused := v_lease.verdict;
             v_reason := v_lease.reason;
-            v_explanation := pg_catalog.format('lease %s on %s is not shown to be held now%s: acquire the resource again',
-                v_grant.lease, v_grant.resource, ' (' || v_lease.reason || ')');
+            v_explanation := pg_catalog.format('lease %s on %s is not shown to be held now%s: %s',
+                v_grant.lease, v_grant.resource, ' (' || v_lease.reason || ')',
+                case when v_configuration.registry_is_local then 'acquire the resource again'
+                     else 'ask the registry for a new status proof' end);
             exit rules;
         end if;
 

@@ -1,6 +1,7 @@
 -- Is the grant held now, and until when (R13)? The registry's own row where it lives here; else a
--- status proof for this grant, or the grant's own statusUntil. A distant registry's clock may
--- differ from ours by the tolerance, which is taken off both ends of the window.
+-- status proof for this grant, or the grant's own statusUntil. A distant registry's clock may differ
+-- from ours by the tolerance, which is taken off both ends of the window; and nothing counts that it may
+-- have signed before this database was promoted or restored, or before it was the registry (R39).
 create function pgfence._lease_now(
     p_grant pgfence._grant, p_grant_digest bytea, p_status text, p_configuration pgfence.configuration,
     p_now timestamptz,
@@ -13,6 +14,7 @@ declare
     v_registered pgfence_registry.grants;
     v_check pgfence._token_check;
     v_status pgfence._status;
+    v_issued_at timestamptz;
     v_tolerance interval := p_configuration.clock_tolerance_ms * interval '1 millisecond';
 begin
     held := false;
@@ -32,11 +34,20 @@ begin
             verdict := 'WRONG_AUDIENCE';
             reason := 'STATUS_PROOF';
             return;
+        elsif v_status.grant_digest <> pg_catalog.encode(p_grant_digest, 'hex')
+              or v_status.issuer_epoch < p_grant.issuer_epoch then
+            verdict := 'STALE_STATUS';
+            reason := 'OTHER_GRANT';
+            return;
         end if;
-        held_until := pgfence._from_microseconds(v_status.valid_until) - v_tolerance;
-        if v_status.grant_digest <> pg_catalog.encode(p_grant_digest, 'hex') or v_status.issuer_epoch < p_grant.issuer_epoch
-           or p_now >= held_until
-           or p_now < pgfence._from_microseconds(v_status.issued_at) - v_tolerance then
+    end if;
+    if p_status is not null or not p_configuration.registry_is_local then
+        v_issued_at := pgfence._from_microseconds(coalesce(v_status.issued_at, p_grant.issued_at));
+        held_until := pgfence._from_microseconds(coalesce(v_status.valid_until, p_grant.status_until)) - v_tolerance;
+        reason := case when p_now >= held_until then 'ENDED'
+                       when p_now < v_issued_at - v_tolerance then 'FROM_THE_FUTURE'
+                       when v_issued_at - v_tolerance <= p_configuration.proofs_from then 'BEFORE_REBIND' end;
+        if reason is not null then
             verdict := 'STALE_STATUS';
             return;
         end if;
@@ -50,12 +61,6 @@ begin
             return;
         end if;
         held_until := least(held_until, v_registered.lease_ends_at);
-    elsif p_status is null then
-        held_until := pgfence._from_microseconds(p_grant.status_until) - v_tolerance;
-        if p_now >= held_until or p_now < pgfence._from_microseconds(p_grant.issued_at) - v_tolerance then
-            verdict := 'STALE_STATUS';
-            return;
-        end if;
     end if;
     reason := null;
     held := true;
@@ -63,4 +68,4 @@ end
 $$;
 revoke all on function pgfence._lease_now(pgfence._grant, bytea, text, pgfence.configuration, timestamptz) from public;
 comment on function pgfence._lease_now(pgfence._grant, bytea, text, pgfence.configuration, timestamptz) is
-    'Whether a grant is held now, and until when; else NOT_HELD, STALE_STATUS or what is wrong with the proof (R13).';
+    'Whether a grant is held now, and until when; else NOT_HELD, STALE_STATUS (OTHER_GRANT, ENDED, FROM_THE_FUTURE, BEFORE_REBIND) or what is wrong with the proof (R13).';

@@ -8,7 +8,8 @@ create table pgfence.configuration (
     audience           text collate "C",
     registry_is_local  boolean not null default true,
     clock_tolerance_ms bigint  not null default 500
-        constraint configuration_clock_tolerance check (clock_tolerance_ms between 0 and 60000),
+        constraint configuration_clock_tolerance check (clock_tolerance_ms between 0 and 10000),
+    proofs_from        timestamptz not null default 'epoch',
     issuer             text collate "C" not null default 'registry',
     issuer_epoch       bigint  not null default 1,
     epoch_floor        bigint  not null default 0,
@@ -26,6 +27,8 @@ comment on column pgfence.configuration.registry_is_local is
     'True: the lease is looked up in pgfence_registry. False: a status proof must show it (R13).';
 comment on column pgfence.configuration.clock_tolerance_ms is
     'Largest difference, in milliseconds, between this clock and a distant registry''s (R13).';
+comment on column pgfence.configuration.proofs_from is
+    'From a distant registry only what it signed after this moment counts (R39).';
 comment on column pgfence.configuration.issuer_epoch is
     'Epoch that new grants carry; never below the bundle''s lowest epoch.';
 comment on column pgfence.configuration.epoch_floor is

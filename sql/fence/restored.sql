@@ -16,6 +16,10 @@ begin
                  else pg_catalog.format('restored: a fence of %s leaves no room for later ones', p_above) end,
             'The reason may be empty; the fence is the highest one known from elsewhere, 0 to 2^52.', 'R39');
     end if;
+    if p_above > 0 and not (select c.registry_is_local from pgfence.configuration as c) then
+        perform pgfence._raise('REGISTRY_ELSEWHERE', 'restored: fence tokens are minted by a registry in another database',
+            'Leave out the fence here. Where the registry was restored as well, say so there.', 'R39');
+    end if;
     perform from pgfence.fences as f order by f.resource for no key update;
     perform pgfence_registry._rebind_database(p_reason, p_above);
     return query
@@ -24,4 +28,4 @@ end
 $$;
 revoke all on function pgfence.restored(text, bigint) from public;
 comment on function pgfence.restored(text, bigint) is
-    'Says that this database was restored: ends all grants of before and raises the fence base (R39). Owner only. Raises PF301.';
+    'Says that this database was restored: ends all grants of before and raises the fence base (R39). Owner only. Raises PF301, PF308.';

@@ -1,7 +1,8 @@
--- Sets the policy of a prefix and begins a new generation, which ends the grants of the old one.
+-- Sets the policy of a prefix and begins a new generation, which ends the grants of the old one. Where the
+-- registry is elsewhere, it must be the same generation in both databases: p_generation says which.
 create function pgfence.set_policy(
     p_prefix text, p_operation_classes text[], p_largest_step bigint default 1099511627776,
-    p_largest_ttl_ms bigint default 86400000
+    p_largest_ttl_ms bigint default 86400000, p_generation bigint default null
 )
 returns bigint
 language plpgsql
@@ -37,6 +38,12 @@ begin
     -- Above every generation that ever ruled these resources, also through a shorter prefix: a
     -- grant of an old generation must not become good again because a new prefix starts at 1.
     select max(p.generation) + 1 into v_generation from pgfence.policies as p;
+    if (p_generation between v_generation and 9007199254740990) is false then
+        perform pgfence._raise('INVALID_ARGUMENT',
+            pg_catalog.format('policy of %L: generation %s is out of range', p_prefix, p_generation),
+            pg_catalog.format('The next one is %s; generations only rise.', v_generation), 'R8');
+    end if;
+    v_generation := coalesce(p_generation, v_generation);
     insert into pgfence.policies as p (prefix, generation, operation_classes, largest_step, largest_ttl_ms)
     values (p_prefix, v_generation, p_operation_classes, p_largest_step, p_largest_ttl_ms)
     on conflict (prefix) do update
@@ -45,6 +52,6 @@ begin
     return v_generation;
 end
 $$;
-revoke all on function pgfence.set_policy(text, text[], bigint, bigint) from public;
-comment on function pgfence.set_policy(text, text[], bigint, bigint) is
+revoke all on function pgfence.set_policy(text, text[], bigint, bigint, bigint) from public;
+comment on function pgfence.set_policy(text, text[], bigint, bigint, bigint) is
     'Sets the policy of a prefix and returns its new generation (R8). Owner only. Raises PF301.';

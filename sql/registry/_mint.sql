@@ -15,13 +15,17 @@ declare
     v_issued_at constant bigint := pgfence._to_microseconds(p_now);
 begin
     select c.* into strict v_configuration from pgfence.configuration as c;
+    if not v_configuration.registry_is_local then
+        perform pgfence._raise('REGISTRY_ELSEWHERE', 'request: the registry of this database is in another one',
+            'Ask there, in that database; in Python: pgfence.connect(dsn, registry=...).', 'R13');
+    end if;
     select b.* into v_bundle from pgfence.trust_bundles as b order by b.version desc limit 1;
     if not found then
         perform pgfence._raise('TRUST_REFUSED', 'no trust bundle is installed: nothing can be granted',
             'Run: pgfence trust init', 'R31');
     end if;
     v_claims.schema := 'lockGrant.v1';
-    v_claims.audience := v_configuration.audience;
+    v_claims.audience := pgfence_registry._audience_of(p_request.resource);
     v_claims.resource := p_request.resource;
     v_claims.owner := p_request.workload;
     v_claims.request_id := p_request.request_id;
@@ -64,4 +68,4 @@ end
 $$;
 revoke all on function pgfence_registry._mint(pgfence_registry.requests, pgfence.fences, timestamptz) from public;
 comment on function pgfence_registry._mint(pgfence_registry.requests, pgfence.fences, timestamptz) is
-    'Mints a fence and issues the grant, to be signed by a registry process (R35, R37, R53). Raises PF305.';
+    'Mints a fence and issues the grant, to be signed by a registry process (R35, R37, R53). Raises PF305, PF308.';

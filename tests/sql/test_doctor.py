@@ -247,7 +247,7 @@ CASES = [
          "alter function pgfence.advance(text, text) reset search_path"),
     case("FUNCTION_SEARCH_PATH", "pgfence.advance(text,text)",
          "alter function pgfence.advance(text, text) set search_path = public, pg_catalog"),
-    case("FUNCTION_RIGHT", "pgfence.set_policy(text,text[],bigint,bigint)",
+    case("FUNCTION_RIGHT", "pgfence.set_policy(text,text[],bigint,bigint,bigint)",
          "grant execute on all functions in schema pgfence to public"),
     case("FUNCTION_RIGHT", "pgfence.install_trust_bundle(text,text[])",
          "grant execute on function pgfence.install_trust_bundle to pgfence_app"),

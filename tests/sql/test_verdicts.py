@@ -207,8 +207,8 @@ def test_r10_lower_fence_than_the_highest_is_a_stale_owner(
 def test_r10_lower_fence_issued_later_is_a_regression_and_pauses_the_resource(
     worker: Worker, database: Database, keys: Keys
 ) -> None:
-    make_registry_distant(database)
     held = worker.acquire(RESOURCE)
+    make_registry_distant(database)
     grant = grant_of(held.token)
     high = forge(grant, keys, fence_token=1000, status_until=grant.issued_at + 60_000_000)
     assert worker.apply(high, 1).verdict == "ACCEPTED"
@@ -323,8 +323,8 @@ def test_r13_grant_that_is_not_held_now_is_refused_with_the_reason(
 def test_r13_distant_registry_needs_a_status_proof_for_this_grant_whose_window_holds(
     worker: Worker, database: Database, keys: Keys
 ) -> None:
-    make_registry_distant(database)
     held = worker.acquire(RESOURCE)
+    make_registry_distant(database)
     grant = grant_of(held.token)
     old = forge(grant, keys, status_until=grant.issued_at)
     digest = grant_of(old).digest
@@ -345,8 +345,8 @@ def test_r13_distant_registry_needs_a_status_proof_for_this_grant_whose_window_h
 def test_r14_jump_beyond_the_step_of_the_policy_is_refused(
     worker: Worker, database: Database, keys: Keys
 ) -> None:
-    make_registry_distant(database)
     grant = grant_of(worker.acquire(RESOURCE).token)
+    make_registry_distant(database)
     beyond = forge(grant, keys, fence_token=2**40 + 1)
     assert worker.apply(beyond, 1).verdict == "FENCE_STEP"
     assert worker.apply(forge(grant, keys, fence_token=2**40), 1).verdict == "ACCEPTED"

@@ -8,7 +8,8 @@ create table pgfence.configuration (
     audience           text collate "C",
     registry_is_local  boolean not null default true,
     clock_tolerance_ms bigint  not null default 500
-        constraint configuration_clock_tolerance check (clock_tolerance_ms between 0 and 60000),
+        constraint configuration_clock_tolerance check (clock_tolerance_ms between 0 and 10000),
+    proofs_from        timestamptz not null default 'epoch',
     issuer             text collate "C" not null default 'registry',
     issuer_epoch       bigint  not null default 1,
     epoch_floor        bigint  not null default 0,
@@ -29,6 +30,9 @@ comment on column pgfence.configuration.registry_is_local is
 -- next statement
 comment on column pgfence.configuration.clock_tolerance_ms is
     'Largest difference, in milliseconds, between this clock and a distant registry''s (R13).';
+-- next statement
+comment on column pgfence.configuration.proofs_from is
+    'From a distant registry only what it signed after this moment counts (R39).';
 -- next statement
 comment on column pgfence.configuration.issuer_epoch is
     'Epoch that new grants carry; never below the bundle''s lowest epoch.';

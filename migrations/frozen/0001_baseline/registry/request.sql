@@ -78,4 +78,4 @@ revoke all on function pgfence_registry.request(text, text, text, text, bigint, 
 grant execute on function pgfence_registry.request(text, text, text, text, bigint, text) to pgfence_app;
 -- next statement
 comment on function pgfence_registry.request(text, text, text, text, bigint, text) is
-    'Asks for a grant, or asks again: WAIT, SIGNING, HELD with the token, or how it ended (R34 to R36). p_ttl_ms in milliseconds. Raises PF301, PF302, PF303, PF109 and PF110; needs READ COMMITTED.';
+    'Asks for a grant, or asks again: WAIT, SIGNING, HELD with the token, or how it ended (R34 to R36). p_ttl_ms in milliseconds. Raises PF301, PF302, PF303, PF308, PF109 and PF110; needs READ COMMITTED.';
