@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 from psycopg import conninfo
 
-_COMMIT = b"COMMIT\0"
+#: COMMIT as a message of the simple protocol: its type, its length, its text.
+_COMMIT = re.compile(rb"Q...[\x0b\x0c]COMMIT;?\0", re.DOTALL)
+#: The longest COMMIT, and the answer to it: CommandComplete and ReadyForQuery, in bytes.
+COMMIT_BYTES, REPLY_BYTES = 13, 18
+Direction = Literal["requests", "replies"]
 
 
 class Proxy:
@@ -19,7 +24,9 @@ class Proxy:
     def __init__(self, dsn: str) -> None:
         self._parameters = conninfo.conninfo_to_dict(dsn)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._lose: list[str] = []
+        self._cut: list[tuple[Direction, int]] = []
+        #: Bytes of a reply that are still passed on before the connection is cut.
+        self._left: dict[socket.socket, int] = {}
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._silent: set[tuple[socket.socket, socket.socket]] = set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -33,11 +40,15 @@ class Proxy:
 
     def lose_reply_to_commit(self) -> None:
         """Let the next COMMIT through, wait for its answer, and cut the connection instead."""
-        self._lose.append("reply")
+        self.cut_commit("replies", 0)
 
     def lose_commit(self) -> None:
         """Cut the connection when the next COMMIT comes, and do not pass it on."""
-        self._lose.append("request")
+        self.cut_commit("requests", 0)
+
+    def cut_commit(self, direction: Direction, at: int) -> None:
+        """Cut the connection after so many bytes of the next COMMIT, or of the answer to it."""
+        self._cut.append((direction, at))
 
     def freeze(self) -> None:
         """Let every connection there is stay open and silent; new ones are not concerned."""
@@ -72,18 +83,25 @@ class Proxy:
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := self._pass(client, server, client.recv(65536)):
-                if self._lose and _COMMIT in data:
-                    if self._lose.pop(0) == "request":
+                commit = _COMMIT.search(data) if self._cut else None
+                if commit:
+                    direction, at = self._cut.pop(0)
+                    if direction == "requests":
+                        server.sendall(data[: commit.start() + at])
                         break
-                    # The worker sees the connection end; whatever the server answers is lost.
-                    client.shutdown(socket.SHUT_WR)
+                    self._left[client] = at
                 server.sendall(data)
         _close(client, server)
 
     def _replies(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := self._pass(client, server, server.recv(65536)):
-                client.sendall(data)
+                left = self._left.get(client)
+                client.sendall(data[:left])
+                if left is not None:
+                    self._left[client] = left - len(data)
+                    if left <= len(data):
+                        break
         _close(client, server)
 
     def _pass(self, client: socket.socket, server: socket.socket, data: bytes) -> bytes:

@@ -236,6 +236,26 @@ BUGS = {
         "tests/faults/failover/test_promotion.py"
         "::test_r39_two_promoted_standbys_of_one_primary_do_not_mint_the_same_fences",
     ),
+    "reconciling does not lock the fence row": Bug(
+        "reconcile/reconcile.sql",
+        "perform from pgfence.fences as f where f.resource = p_resource for no key update;",
+        "perform from pgfence.fences as f where f.resource = p_resource;",
+        "tests/sql/test_reconcile.py::test_r45_an_old_snapshot_decides_nothing[repeatable read]",
+    ),
+    "a pruned receipt proves that nothing was applied": Bug(
+        "reconcile/_find_outcome.sql",
+        "if p_segment_seq <= v_operation.pruned_segments then",
+        "if false then",
+        "tests/sql/test_reconcile.py"
+        "::test_r45_a_pruned_stretch_is_not_taken_for_one_that_was_never_applied",
+    ),
+    "a commit may come after the answer": Bug(
+        "reconcile/answer_unknown.sql",
+        "if p_answer = 'NOT_APPLIED' and v_lease is not null then",
+        "if false then",
+        "tests/sql/test_reconcile.py"
+        "::test_r45_not_applied_ends_the_lease_so_that_no_commit_comes_after_it",
+    ),
 }
 
 
