@@ -244,6 +244,8 @@ class BaseLease(Generic[S]):
         self._unknown: tuple[int, str] | None = None
         self._turn_of: object = None
         self._closed = False
+        #: It was still ours when it was released, so it cannot be lost any more.
+        self._given_back = False
         self._registry_session = registry_session
         self._work_session = database.session()
         self._belief.change(answer.applied_to)
@@ -335,10 +337,32 @@ class BaseLease(Generic[S]):
 
     def _doubt(self, until: float) -> float:
         """Seconds for which `wait_held` is still to wait; 0 when ownership is not in doubt."""
+        if self._belief.now().state is not State.OWNERSHIP_UNKNOWN:
+            return 0.0
+        return self._left(until)
+
+    def _left(self, until: float) -> float:
+        """Seconds for which to wait for the end of the lease, or `until`; 0 when it is over."""
         ownership = self._belief.now()
-        if ownership.state is not State.OWNERSHIP_UNKNOWN:
+        if ownership.is_final:
             return 0.0
         return max(0.0, min(until, ownership.deadline) - monotonic())
+
+    def _is_lost(self) -> bool:
+        """Whether the lease is over, and not because it was released here."""
+        self._database.refuse_fork()
+        return self._belief.now().is_final and not self._given_back
+
+    def _must_stop(self) -> bool:
+        """Whether what is going on is to be undone; in shadow never (R28)."""
+        return not self._in_shadow and self._is_lost()
+
+    def _call_lost(self, function: Callable[[], object]) -> None:
+        """Say that the lease is lost to somebody who wanted to be told."""
+        try:
+            function()
+        except Exception:
+            _log.exception("%r: what was to be called on its loss failed", self)
 
     def _apply(self, payload: object, segment: int | None) -> Steps[Receipt]:
         """Commit one segment; see `Lease.apply`."""
@@ -353,7 +377,9 @@ class BaseLease(Generic[S]):
             self._unknown = number, digest
 
         try:
-            verdict = yield from protocol.apply(wanted, self._belief.change, monotonic, in_doubt)
+            verdict = yield from protocol.apply(
+                wanted, self._belief.change, monotonic, self._must_stop, in_doubt
+            )
         except errors.MutationUnknownError:
             self._registry_session.wake()
             yield from self._report(wanted)
@@ -404,6 +430,7 @@ class BaseLease(Generic[S]):
     def _give_up(self) -> None:
         """Nothing new starts from here on, and renewal ends."""
         self._closed = True
+        self._given_back = not self._belief.now().is_final
         self._belief.change(Ownership.released)
         self._registry_session.wake()
 
@@ -413,7 +440,11 @@ class BaseLease(Generic[S]):
 
     def _put_back(self) -> None:
         self._database.put_back(self._registry_session)
-        self._database.put_back(self._work_session)
+        if self._is_lost():
+            # Who stops its work may come late, and must not meet that of another lease.
+            self._work_session.close()
+        else:
+            self._database.put_back(self._work_session)
 
     def _number(self, segment: int | None, digest: str) -> int:
         if segment is not None:

@@ -13,6 +13,28 @@ from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
 
+class Lost:
+    """Whether a lease was lost: like a `threading.Event` that nobody can set.
+
+    A lease is lost when it ends without having been released here: the registry says so, the
+    database refuses it, or the worker's own clock reaches the end that was last confirmed (R43).
+    In OWNERSHIP_UNKNOWN it is not lost.
+    """
+
+    def __init__(self, is_lost: Callable[[], bool], wait_over: Callable[[float], object]) -> None:
+        self._is_lost = is_lost
+        self._wait_over = wait_over
+
+    def is_set(self) -> bool:
+        """Whether it is lost by now, looking at the clock."""
+        return self._is_lost()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is lost; False after `timeout` seconds, or when it has been released."""
+        self._wait_over(moment(timeout))
+        return self._is_lost()
+
+
 class Lease(BaseLease[Session]):
     """A resource that this process holds; made by `Fence.hold`.
 
@@ -23,6 +45,9 @@ class Lease(BaseLease[Session]):
         self._changed = threading.Condition()
         self._applying = threading.Lock()
         super().__init__(database, acquired, session)
+        #: Set when the lease is lost.
+        self.lost = Lost(self._is_lost, self._wait_over)
+        self._stops_work = self._in_shadow
         self._keeper = threading.Thread(
             target=lambda: session.run(self._keep()),
             name=f"pgfence {self.grant.lease}",
@@ -55,6 +80,18 @@ class Lease(BaseLease[Session]):
                 self._changed.wait(patience)
         self.check()
 
+    def on_lost(self, function: Callable[[], object]) -> None:
+        """Call `function()` once when the lease is lost, in a daemon thread of its own.
+
+        At once if it is lost already, and never if it is released first. What it raises is logged.
+        """
+        self._check_usable()
+        threading.Thread(
+            target=lambda: self._call_lost(function) if self.lost.wait() else None,
+            name=f"pgfence on_lost {self.grant.lease}",
+            daemon=True,
+        ).start()
+
     def apply(
         self,
         payload: object,
@@ -70,6 +107,9 @@ class Lease(BaseLease[Session]):
         segment: by default the one after the last. In shadow a refusal is logged as a warning,
         `work` runs, and `would_refuse` of the receipt names it (R28).
 
+        When the lease is lost while `work` runs, its statement is cancelled and its connection is
+        closed (in shadow it is left alone); `work` itself can look at `lease.lost`.
+
         Raises a `RefusedError` for a refusal, whose evidence is committed first, or in its place
         `BundleSplitError` when that is why, or `AcknowledgedSegmentsLostError` when earlier
         segments are no longer there (R47); what `work` raised, and `LeaseEndedError`: then nothing
@@ -77,6 +117,9 @@ class Lease(BaseLease[Session]):
         be applied again, and nothing else until then; what `check` raises; `PayloadError`.
         """
         with self._one_at_a_time():
+            if not self._stops_work:
+                self._stops_work = True
+                self.on_lost(self._work_session.stop_work)
             return self._work_session.run(self._apply(payload, segment), work)
 
     def advance(self) -> Verdict:
@@ -114,6 +157,11 @@ class Lease(BaseLease[Session]):
         self._check_turn(me)
         with self._applying, self._turn(me):
             yield
+
+    def _wait_over(self, until: float) -> None:
+        with self._changed:
+            while patience := self._left(until):
+                self._changed.wait(patience)
 
     def _moved(self) -> None:
         with self._changed:

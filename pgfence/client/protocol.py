@@ -210,6 +210,7 @@ _TRUST_BUNDLE = "select document, digest, pg_catalog.clock_timestamp() from pgfe
 _TRUST_CHAIN = "select version, document, signatures from pgfence.trust_chain($1)"
 #: The server ended a session that was idle, or a transaction that was open, for too long.
 _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
+_LOST_IN_WORK = "the lease was lost while the work function ran: nothing was written"
 #: Pauses, in seconds, between attempts to reach a database that does not answer.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 #: The same where no notification comes, so that a waiter has to look.
@@ -390,13 +391,18 @@ def _calls(segment: Segment) -> tuple[Call, ...]:
 
 
 def apply(
-    segment: Segment, change: Change, clock: Clock, in_doubt: Callable[[], object]
+    segment: Segment,
+    change: Change,
+    clock: Clock,
+    is_lost: Callable[[], bool],
+    in_doubt: Callable[[], object],
 ) -> Steps[Verdict]:
     """Commit one segment in a transaction of its own, or leave the evidence of its refusal (R18).
 
     The look at the registry and the call go out with BEGIN (R54). Work runs only after ACCEPTED, or
     WOULD_REFUSE in shadow (R28). Returns the verdict when all is committed: one of these, REPLAYED,
     or a refusal.
+    is_lost: whether the lease is over by now; then work that is done or was stopped is undone.
     in_doubt: called when work is done. Until then nothing stands whatever happens; from then on
     only an answer says whether it does, and an interrupt may come before it.
 
@@ -416,7 +422,7 @@ def apply(
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
         )
-    left = yield from _work()
+    left = yield from _work(is_lost)
     in_doubt()
     if left is Left.ENDED:
         raise _unknown(segment)
@@ -466,14 +472,18 @@ def _verdict(row: Row) -> Verdict:
     return verdict
 
 
-def _work() -> Steps[Left]:
-    """Run the caller's function; whatever it raises undoes the transaction."""
+def _work(is_lost: Callable[[], bool]) -> Steps[Left]:
+    """Run the caller's function; whatever it raises undoes the transaction, and so does the loss of
+    the lease, for which the function may have been stopped.
+    """
     try:
         left: Left = yield Work()
     except GeneratorExit:
         raise
     except Failed as failed:
         yield from _roll_back()
+        if is_lost():
+            raise errors.LeaseEndedError(_LOST_IN_WORK) from failed.__cause__
         _not_written(failed)
     except BaseException:
         yield from _roll_back()
@@ -483,6 +493,9 @@ def _work() -> Steps[Left]:
         raise errors.PgfenceError(
             "the work function caught a database error and went on: the transaction was undone"
         )
+    if left is Left.OPEN and is_lost():
+        yield from _roll_back()
+        raise errors.LeaseEndedError(_LOST_IN_WORK)
     return left
 
 

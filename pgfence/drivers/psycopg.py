@@ -77,6 +77,9 @@ class Session:
         self._cursors: list[RawCursor[Row]] = []
         self._transaction: psycopg.Transaction | None = None
         self._work: Callable[[Connection], object] | None = None
+        #: The connection that the work function uses now.
+        self._working: Connection | None = None
+        self._stopping = threading.Lock()
         #: Seconds that connecting may take, where the DSN does not say; libpq takes at least two.
         self.connect_timeout = 10.0
         self._wake = threading.Event()
@@ -98,6 +101,18 @@ class Session:
     def wake(self) -> None:
         """End a `Sleep` of the steps that it runs; for another thread."""
         self._wake.set()
+
+    def stop_work(self) -> None:
+        """Cancel what the work function runs, and cut its connection; for another thread.
+
+        Nothing happens when it has returned: a COMMIT is never cancelled, because PostgreSQL may
+        then have committed all the same.
+        """
+        with self._stopping:
+            if self._working is not None:
+                with suppress(psycopg.Error):
+                    self._working.cancel_safe(timeout=_CANCEL)
+                _cut(self._working)
 
     def close(self) -> None:
         """Close the connection; the next step opens another one."""
@@ -195,7 +210,12 @@ class Session:
         conn, work = self._conn, self._work
         assert conn is not None  # noqa: S101 - a Batch came before
         assert work is not None  # noqa: S101 - run() was called with one
-        work(conn)
+        self._working = conn
+        try:
+            work(conn)
+        finally:
+            with self._stopping:
+                self._working = None
         left = _LEFT.get(conn.pgconn.transaction_status)
         if left is None:
             raise psycopg.OperationalError("the connection was lost before COMMIT")
@@ -317,12 +337,7 @@ def time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
             conn.cancel_safe(timeout=_CANCEL)
         if not done.wait(_CANCEL):
             cut.set()
-            # It may be closed meanwhile, by either side.
-            with (
-                suppress(psycopg.Error, OSError),
-                socket.socket(fileno=os.dup(conn.fileno())) as twin,
-            ):
-                twin.shutdown(socket.SHUT_RDWR)
+            _cut(conn)
 
     watcher = threading.Thread(target=watch, name="pgfence time limit", daemon=True)
     watcher.start()
@@ -335,3 +350,12 @@ def time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
     finally:
         done.set()
         watcher.join()
+
+
+def _cut(conn: Connection) -> None:
+    """End a connection that another thread uses; it may be closed meanwhile, by either side."""
+    with (
+        suppress(psycopg.Error, OSError),
+        socket.socket(fileno=os.dup(conn.fileno())) as twin,
+    ):
+        twin.shutdown(socket.SHUT_RDWR)

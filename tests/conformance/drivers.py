@@ -18,10 +18,18 @@ from pgfence.model.verdict import Verdict
 Execute = Callable[..., object]
 
 
+class Lost(Protocol):
+    """What the suite uses of a lease's event."""
+
+    def is_set(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
 class Lease(Protocol):
     """What the suite uses of a lease."""
 
     token: str
+    lost: Lost
 
     @property
     def resource(self) -> str: ...
@@ -36,6 +44,7 @@ class Lease(Protocol):
     def apply(
         self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
     ) -> Receipt: ...
+    def on_lost(self, function: Callable[[], object]) -> None: ...
     def advance(self) -> Verdict: ...
     def position(self) -> Position: ...
     def wait_held(self, timeout: float | None = None) -> None: ...

@@ -64,12 +64,12 @@ class WorkerProcess:
 
 @contextmanager
 def worker_process(
-    dsn: str, resource: str, ttl: float, *statements: str
+    dsn: str, resource: str, ttl: float, *statements: str, heedless: bool = False
 ) -> Iterator[WorkerProcess]:
-    """A worker that connects; killed at the end if it still runs."""
+    """A worker that connects; killed at the end if it still runs. heedless: see there."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.worker", resource, str(ttl), *statements],
-        env=os.environ | {"PGFENCE_DSN": dsn},
+        env=os.environ | {"PGFENCE_DSN": dsn} | ({"HEEDLESS": "1"} if heedless else {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -123,15 +123,25 @@ def test_r20_a_registry_that_may_not_end_sessions_says_so_once(
 
 
 @pytest.mark.parametrize(
-    ("how", "error"), [("", "NotAdmittedError"), ("commit", "LeaseEndedError")]
+    ("heedless", "how", "error"),
+    [
+        (True, "", "NotAdmittedError"),
+        (True, "commit", "LeaseEndedError"),
+        (False, "", "LeaseEndedError"),
+        (False, "commit", "LeaseEndedError"),
+    ],
 )
 def test_r19_an_owner_that_is_continued_before_the_server_noticed_does_not_commit_late(
-    invoices: Database, keys: Keys, how: str, error: str
+    invoices: Database, keys: Keys, heedless: bool, how: str, error: str
 ) -> None:
-    """Its own time-outs are off and no successor waits: guard and look at COMMIT are left."""
+    """Its own time-outs are off and no successor waits: guard and look at COMMIT are left, and the
+    client's own caution (R43).
+    """
     with (
         registry(invoices, keys),
-        worker_process(invoices.dsn("worker_a"), RESOURCE, TTL, UPDATE, *UNSET) as worker,
+        worker_process(
+            invoices.dsn("worker_a"), RESOURCE, TTL, UPDATE, *UNSET, heedless=heedless
+        ) as worker,
     ):
         worker.hear("connected")
         worker.hear("held")

@@ -2,7 +2,8 @@
 
 Says what happens to it as lines of JSON on stdout. At an empty line on stdin it writes once more
 and commits, at any other it only commits.
-PGFENCE_DSN: where it connects. Arguments: resource, ttl in seconds, and statements that it runs
+PGFENCE_DSN: where it connects. HEEDLESS=1: it does not stop by itself when its lease is lost, so
+that only the server can stop it. Arguments: resource, ttl in seconds, and statements that it runs
 in its open segment before it waits.
 """
 
@@ -21,6 +22,10 @@ def say(event: str, **fields: Any) -> None:
 
 
 def main(resource: str, ttl: float, statements: list[str]) -> None:
+    if os.environ.get("HEEDLESS"):
+        heedless: Any = pgfence.Lease
+        heedless._must_stop = lambda lease: False
+        heedless.on_lost = lambda lease, function: None
     fence = pgfence.connect(os.environ["PGFENCE_DSN"])
     say("connected")
     with fence.hold(resource, operation="settle", ttl=ttl) as lease:

@@ -68,6 +68,9 @@ class Script:
         self.ownership = move(self.ownership, self.now)
         return self.ownership
 
+    def is_lost(self) -> bool:
+        return self.ownership.at(self.now).is_final
+
     def in_doubt(self) -> None:
         self.doubted = True
 
@@ -204,7 +207,7 @@ def accepted() -> list[list[tuple[Any, ...]]]:
 def run_apply(*replies: Any) -> tuple[Script, Callable[[], Any]]:
     script = Script(*replies)
     script.change(lambda o, now: o.confirmed(now, now, 5.0))
-    steps = protocol.apply(SEGMENT, script.change, script.clock, script.in_doubt)
+    steps = protocol.apply(SEGMENT, script.change, script.clock, script.is_lost, script.in_doubt)
     return script, lambda: script.run(steps)
 
 
@@ -287,6 +290,30 @@ def test_what_work_raises_undoes_the_transaction_and_comes_out(error: BaseExcept
     assert not script.doubted
 
 
+@pytest.mark.parametrize("reply", [Left.OPEN, failed("57014"), failed("08006", lost=True)])
+def test_r43_what_was_done_when_the_lease_was_lost_is_undone(reply: Any) -> None:
+    def lose() -> Any:
+        script.now = 3600.0
+        return reply
+
+    script, go = run_apply(accepted(), lose)
+    with pytest.raises(errors.LeaseEndedError, match="lost while the work function ran"):
+        go()
+    assert script.names()[-1] == "Rollback"
+    assert not script.doubted
+
+
+def test_r44_a_transaction_that_work_ended_is_in_doubt_also_when_the_lease_is_lost() -> None:
+    def lose() -> Any:
+        script.now = 3600.0
+        return Left.ENDED
+
+    script, go = run_apply(accepted(), lose)
+    with pytest.raises(errors.MutationUnknownError):
+        go()
+    assert script.doubted
+
+
 def test_r44_an_interrupt_at_commit_comes_out_and_leaves_the_segment_in_doubt() -> None:
     script, go = run_apply(accepted(), Left.OPEN, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -346,7 +373,7 @@ def test_a_conflict_in_work_or_at_commit_is_not_retried() -> None:
 
 
 def test_a_generator_that_is_dropped_while_work_runs_closes_quietly() -> None:
-    steps = protocol.apply(SEGMENT, Script().change, lambda: 0.0, lambda: None)
+    steps = protocol.apply(SEGMENT, Script().change, lambda: 0.0, lambda: False, lambda: None)
     next(steps)
     assert isinstance(steps.send(accepted()), Work)
     steps.close()
