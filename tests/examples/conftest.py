@@ -25,7 +25,9 @@ BATCH = f"invoice-batch/{BATCH_DATE}"
 def tools(tmp_path: Path) -> dict[str, str]:
     """An environment whose PATH has `pgfence`, `python3` and `psql`."""
     folder = program(tmp_path / "bin").parent
-    (folder / "python3").symlink_to(sys.executable)
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     return os.environ | {
         "PATH": f"{folder}:{psql_program().parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -65,7 +67,6 @@ def started(command: list[str], env: dict[str, str], **options: Any) -> Iterator
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         text=True,
         **options,
     )

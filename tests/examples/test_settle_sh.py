@@ -68,7 +68,7 @@ def test_the_script_stops_when_it_is_refused(invoices: Database, tools: dict[str
         "THEIRS": invoices.dsn("worker_b"),
     }
     command = [*settle()[:-3], "sh", "-c", f'PGFENCE_DSN=$THEIRS sh settle.sh "{BATCH_DATE}"']
-    with started(command, stolen) as process:
+    with started(command, stolen, stderr=subprocess.STDOUT) as process:
         out, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "page 1 of 3 was refused: NOT_OWNER\n")
     assert settled(invoices) == [(None, 500)]
