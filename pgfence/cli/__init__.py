@@ -10,6 +10,7 @@ from pgfence.cli import (
     policy,
     protect,
     receipts,
+    reconcile,
     refusals,
     registry,
     restored,
@@ -43,6 +44,8 @@ app.command()(protect.unprotect)
 app.command()(protect.protected)
 app.command()(receipts.receipts)
 app.command()(refusals.refusals)
+app.command()(reconcile.reconcile)
+app.command()(reconcile.answer)
 app.command()(doctor.doctor)
 app.command()(resume.resume)
 app.command()(restored.restored)

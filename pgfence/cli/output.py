@@ -6,6 +6,8 @@ Exit codes (docs/cli.md): 0 fine, 1 something was found, 2 usage, 3 the database
 
 import dataclasses
 import json
+import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -61,6 +63,24 @@ def print_table(out: Console, columns: Sequence[str], rows: Sequence[Sequence[ob
     for row in rows:
         table.add_row(*("" if value is None else _text(value) for value in row))
     out.print(table)
+
+
+def log_to_stdout(*, as_json: bool) -> None:
+    """What a process that stays says of itself: lines for people, or an object of JSON each."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s") if as_json else _ForPeople())
+    logger = logging.getLogger("pgfence")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+class _ForPeople(logging.Formatter):
+    """2026-07-19T10:00:00.000+00:00 signed resource=invoice-batch/2026-07-19 fence_token=7"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = json.loads(record.getMessage())
+        head = f"{fields.pop('time')} {fields.pop('event')}"
+        return " ".join([head, *(f"{name}={value}" for name, value in fields.items())])
 
 
 @contextmanager

@@ -42,14 +42,6 @@ begin
         select from pgfence.unknown_mutations as u
          where u.resource = p_resource and u.operation_root = p_operation_root and u.segment_seq = p_segment_seq
            and u.reported_at is not null);
-    if not v_reported and p_segment_seq <> 1 + greatest(
-           (pgfence._operation_of(p_resource, p_operation_root)).pruned_segments,
-           (select max(r.segment_seq) from pgfence.receipts as r
-             where r.resource = p_resource and r.fence_token = v_outcome.fence_token)) then
-        perform pgfence._raise('INVALID_ARGUMENT',
-            pg_catalog.format('answer_unknown: nobody has asked what became of segment %s of %s', p_segment_seq, p_resource),
-            'pgfence.unknown_outcomes() shows what is unknown.', 'R45');
-    end if;
     -- A locked grant row is a renewal in flight; who waited for it could be waited for.
     if v_outcome.reason = 'LEASE_OVER' then
         select g.lease into v_lease
@@ -67,6 +59,14 @@ begin
         perform pgfence._raise('DECISION_REFUSED', pg_catalog.format('%s is not the answer: %s', p_answer, v_refused),
             'Reconcile again: the database knows better than the answer.', 'R45',
             pg_catalog.jsonb_build_object('outcome', v_outcome.outcome, 'reason', v_outcome.reason));
+    end if;
+    if not v_reported and p_segment_seq <> 1 + greatest(
+           (pgfence._operation_of(p_resource, p_operation_root)).pruned_segments,
+           (select max(r.segment_seq) from pgfence.receipts as r
+             where r.resource = p_resource and r.fence_token = v_outcome.fence_token)) then
+        perform pgfence._raise('INVALID_ARGUMENT',
+            pg_catalog.format('answer_unknown: nobody has asked what became of segment %s of %s', p_segment_seq, p_resource),
+            'pgfence.unknown_outcomes() shows what is unknown.', 'R45');
     end if;
     if p_answer = 'NOT_APPLIED' and v_lease is not null then
         update pgfence_registry.grants as g set state = 'SUPERSEDED', ended_at = g.lease_ends_at
