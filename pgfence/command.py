@@ -10,9 +10,9 @@ as in any shell, and goes on with us if it still may. It gets the terminal when 
 """
 
 import os
-import select
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self
@@ -24,8 +24,8 @@ _FORWARDED = (
 )  # fmt: skip
 #: Python ignores these for itself; the command gets what it would have got from a shell.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-#: Seconds between two looks at the lease.
-_LOOK = 0.1
+#: No signal: somebody rang.
+_RUNG = 0
 
 _WARDEN = """
 trap '' HUP INT QUIT TERM USR1 USR2 TSTP TTIN TTOU
@@ -49,17 +49,20 @@ def run(
     command: Sequence[str],
     environment: Mapping[str, str],
     must_stop: Callable[[], bool],
+    watch: Callable[[Callable[[], object]], object],
     grace: float,
 ) -> Ended:
     """Run a command to its end, or until `must_stop` says so. In the main thread.
 
-    must_stop: asked ten times a second until it says yes, and before a stopped command goes on.
-    grace: seconds between SIGTERM and SIGKILL. When the command itself has ended after SIGTERM,
-    what is left of its group is killed at once. What leaves the group (setsid) is out of reach.
+    must_stop: asked before a stopped command goes on, and when something happens. watch: called
+    with a function that any thread may call when `must_stop` has another answer. grace: seconds
+    between SIGTERM and SIGKILL. When the command itself has ended after SIGTERM, what is left of
+    its group is killed at once. What leaves the group (setsid) is out of reach.
 
     Raises OSError when the command cannot be started.
     """
     with _Signals() as signals, _Warden(grace) as warden:
+        watch(signals.ring)
         terminal = _Terminal(warden.group)
         try:
             return _Command(command, environment, must_stop, signals, warden, terminal).run()
@@ -96,10 +99,10 @@ class _Command:
 
     def run(self) -> Ended:
         while (exit_code := self._exit_code()) is None:
-            for number in self._signals.wait(_LOOK):
+            for number in self._signals.wait():
                 if number == signal.SIGCONT:
                     self._go_on()
-                elif number != signal.SIGCHLD:
+                elif number not in (signal.SIGCHLD, _RUNG):
                     self._warden.signal_group(number)
             self._look()
         if self._stopping:
@@ -188,14 +191,17 @@ class _Warden:
 
 
 class _Signals:
-    """The signals that come to us, in order, while the block runs.
+    """The signals that come to us while the block runs, in order, and a bell for other threads.
 
     What is ignored (SIGHUP under nohup) stays ignored, also by the command.
     """
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+
     def __enter__(self) -> Self:
         self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         self._before_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._before = {
@@ -209,14 +215,20 @@ class _Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._before_fd)
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            self._closed = True
+            os.close(self._read)
+            os.close(self._write)
 
-    def wait(self, seconds: float) -> bytes:
-        """Their numbers, as soon as there are any; none after so many seconds."""
-        if select.select([self._read], [], [], seconds)[0]:
-            return os.read(self._read, 4096)
-        return b""
+    def ring(self) -> None:
+        """Wake whoever waits; from any thread, at any time."""
+        with self._lock:
+            if not self._closed:
+                os.write(self._write, bytes([_RUNG]))
+
+    def wait(self) -> bytes:
+        """The numbers of what has come, as soon as something has."""
+        return os.read(self._read, 4096)
 
 
 class _Terminal:

@@ -92,7 +92,9 @@ def run(
                 environment = os.environ | _environment(lease)
                 if dsn:
                     environment["PGFENCE_DSN"] = dsn
-                ended = process.run(command, environment, lambda: say.is_lost(lease), grace)
+                ended = process.run(
+                    command, environment, lambda: say.is_lost(lease), lease.on_lost, grace
+                )
         except pgfence.AcquireTimeoutError as error:
             fail(conflict_exit_code, str(error), error.next_step)
         except OSError as error:
@@ -154,16 +156,16 @@ class _Events:
     def __init__(self, resource: str, as_json: bool) -> None:
         self._resource = resource
         self._as_json = as_json
-        self._over = False
+        self._told = False
 
     def held(self, lease: pgfence.Lease) -> None:
         self._event("held", fence_token=lease.fence_token, operation_root=lease.operation_root)
 
     def is_lost(self, lease: pgfence.Lease) -> bool:
         """Whether the command must stop. In shadow nothing is stopped (R28)."""
-        if self._over or lease.state not in (pgfence.State.EXPIRED, pgfence.State.RELEASED):
+        if self._told or not lease.lost.is_set():
             return False
-        self._over = True
+        self._told = True
         try:
             lease.check()
         except pgfence.NotHeldError as error:
