@@ -14,7 +14,7 @@ from math import inf, isfinite
 from typing import Any, Generic, NamedTuple
 
 from pgfence import errors
-from pgfence.client import protocol
+from pgfence.client import protocol, segments
 from pgfence.client.database import Database, S, monotonic
 from pgfence.client.protocol import Answer, Reopen, Request, Segment, Steps
 from pgfence.client.trust import Verifier
@@ -85,7 +85,7 @@ class BaseFence(Generic[S]):
     def _token(self, grant: "str | BaseLease[Any]", segment: int) -> str:
         """The token of what `apply` was given, which may be used now."""
         self._check_usable()
-        _check_segment(segment)
+        check_count("segment", segment)
         if isinstance(grant, BaseLease):
             grant.check()
             return grant.token
@@ -357,6 +357,12 @@ class BaseLease(Generic[S]):
         """Whether what is going on is to be undone; in shadow never (R28)."""
         return not self._in_shadow and self._is_lost()
 
+    def _check_not_lost(self) -> None:
+        """Raise `NotHeldError` when the lease is lost; doubt is none."""
+        self._check_usable()
+        if self._must_stop():
+            self.check()
+
     def _call_lost(self, function: Callable[[], object]) -> None:
         """Say that the lease is lost to somebody who wanted to be told."""
         try:
@@ -401,6 +407,47 @@ class BaseLease(Generic[S]):
             # The segment was not accepted, so the next one gets its number.
             self._unknown = None
         return receipt
+
+    def _stand(self) -> Steps[tuple[int, int]]:
+        """How many segments of the operation stand, and how many of them earlier owners applied.
+
+        Raises the fence first, so that this cannot change any more.
+        """
+        yield from self._advance()
+        at = yield from protocol.position(self.resource)
+        if at.operation_root != self.operation_root:  # in shadow: the fence was not raised
+            return 0, 0
+        self._next_segment = max(self._next_segment, at.last_segment + 1)
+        return at.total_segments, at.total_segments - at.last_segment
+
+    def _standing(self, after: int, earlier: int) -> Steps[list[tuple[int, str]]]:
+        """Numbers and payload digests of segments that stand, numbered through (R46).
+
+        earlier: how many there are of earlier owners.
+        """
+        rows = yield from protocol.operation_receipts(self.resource, self.operation_root, after)
+        if self._unknown is not None:
+            number, digest = self._unknown
+            if (number + earlier, digest) in rows:
+                self._unknown = None
+        return rows
+
+    def _conflict(self, segment: segments.Segment, earlier: int) -> Steps[None]:
+        """Raise `PayloadConflictError`, of an own segment with its evidence in quarantine (R12)."""
+        if self._in_shadow:
+            _log.warning("in shadow, so let through: segment %s stands otherwise", segment.number)
+            return
+        if segment.number > earlier:
+            yield from self._apply(segment.payload, segment.number - earlier)
+        raise errors.PayloadConflictError(
+            Verdict(
+                "PAYLOAD_CONFLICT",
+                explanation=f"an earlier owner applied segment {segment.number} of this operation "
+                f"on {self.resource} with another payload",
+                resource=self.resource,
+                payload_digest=payload_digest(segment.payload),
+            )
+        )
 
     def _report(self, segment: Segment) -> Steps[None]:
         """Let others see what is unknown (R44), without keeping the caller long from knowing it."""
@@ -448,7 +495,7 @@ class BaseLease(Generic[S]):
 
     def _number(self, segment: int | None, digest: str) -> int:
         if segment is not None:
-            _check_segment(segment)
+            check_count("segment", segment)
         if self._unknown is None:
             return segment or self._next_segment
         number, unknown_digest = self._unknown
@@ -512,9 +559,10 @@ def _segment(token: str, grant: Grant, number: int, payload: str, digest: str) -
     )
 
 
-def _check_segment(segment: int) -> None:
-    if type(segment) is not int or segment < 1:
-        raise errors.InvalidArgumentError(f"segment must be an int from 1 on, not {segment!r}")
+def check_count(name: str, value: int) -> None:
+    """Raise `InvalidArgumentError` if a number is none to count with."""
+    if type(value) is not int or value < 1:
+        raise errors.InvalidArgumentError(f"{name} must be an int from 1 on, not {value!r}")
 
 
 def _check_seconds(name: str, value: float, at_least: float) -> None:

@@ -1,16 +1,23 @@
 """A resource that this process holds, for threads: apply segments, renew, release."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from math import inf
+from typing import Any, Self, TypeVar
 
-from pgfence.client import protocol
-from pgfence.client.base import Acquired, BaseLease, acquire, moment
+from pgfence.client import protocol, segments
+from pgfence.client.base import Acquired, BaseLease, acquire, check_count, moment
 from pgfence.client.database import Database
-from pgfence.drivers.psycopg import Connection, Session
+from pgfence.client.progress import progress_bar
+from pgfence.drivers.psycopg import Connection, Session, run
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+_Computed = TypeVar("_Computed")
 
 
 class Lost:
@@ -122,18 +129,110 @@ class Lease(BaseLease[Session]):
                 self.on_lost(self._work_session.stop_work)
             return self._work_session.run(self._apply(payload, segment), work)
 
+    def map(
+        self,
+        compute: Callable[[_Item], _Computed],
+        items: Iterable[_Item],
+        work: Callable[[Connection, _Computed], object],
+        *,
+        payload: Callable[[_Item], object] = lambda item: item,
+        workers: int = 4,
+        ahead: int | None = None,
+        executor: Executor | None = None,
+        first: int = 1,
+        progress: bool = False,
+    ) -> list[Receipt]:
+        """Compute for several items at once, and apply them in order, one segment each (R46).
+
+        compute: called with an item, outside of any transaction, in one of `workers` threads or in
+        `executor`. work: called with `tx` and what was computed, in the segment's transaction, as
+        in `apply`; once more if the answer to COMMIT was lost and nothing stood. payload: says of
+        an item what its segment does, by default the item itself. ahead: how many items are at most
+        taken from `items` and not applied, by default two for each worker. progress: a bar on
+        stderr, if that is a terminal.
+
+        Item number n is segment n of the operation, whoever owned it (`continues_root`): what
+        stands already is not computed again, and its payload must be the same. first: the number
+        of the first item, where segments that are no items come before. Other segments must not be
+        applied meanwhile.
+
+        Returns the receipts of the segments that it applied. While ownership is unknown nothing is
+        applied and computing goes on. It ends, with the earlier segments applied and no later one,
+        with what `compute`, `work`, `payload` or `items` raised; when the lease is lost, with
+        `NotHeldError`; with `PayloadConflictError`; and with what `apply` raises. Computations that
+        are running then are waited for: long ones can look at `lease.lost`.
+        """
+        check_count("workers", workers)
+        check_count("ahead", ahead or 1)
+        check_count("first", first)
+        total, earlier = self._in_turn(self._stand())
+        futures: set[Future[_Computed]] = set()
+        pool = executor or ThreadPoolExecutor(workers, "pgfence map")
+
+        def perform(step: segments.Step) -> object:
+            match step:
+                case segments.Standing(after):
+                    return self._in_turn(self._standing(after, earlier))
+                case segments.Conflict(segment):
+                    return self._in_turn(self._conflict(segment, earlier))
+                case segments.Compute(item):
+                    self._check_not_lost()
+                    future = pool.submit(compute, item)
+                    futures.add(future)
+                    future.add_done_callback(lambda _: self._moved())
+                    return future
+                case segments.Ready(task):
+                    return task.done()
+                case segments.Result(task):
+                    self._wait_computed(task)
+                    futures.discard(task)
+                    return task.result()
+                case segments.Hold():
+                    self.wait_held()
+                    return None
+                case segments.Apply((segment,)):
+                    # In shadow, what was not accepted leaves its number to the next one.
+                    number = None if self._in_shadow else segment.number - earlier
+                    return [
+                        self.apply(
+                            segment.payload, lambda tx: work(tx, segment.computed), segment=number
+                        )
+                    ]
+            raise AssertionError(step)
+
+        try:
+            with (
+                progress_bar(self.resource, items)
+                if progress
+                else nullcontext(lambda done: None) as told
+            ):
+                steps = segments.in_order(
+                    items,
+                    payload,
+                    first=first,
+                    standing=total,
+                    ahead=ahead or 2 * workers,
+                    together=1,
+                    told=told,
+                )
+                return run(steps, perform)
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)
+            if executor is None:
+                pool.shutdown()
+
     def advance(self) -> Verdict:
         """Raise the fence without writing, so that earlier owners are refused from now on (R21).
 
         Raises a `RefusedError` for a refusal, and what `check` raises.
         """
-        with self._one_at_a_time():
-            return self._work_session.run(self._advance())
+        return self._in_turn(self._advance())
 
     def position(self) -> Position:
         """Where the receipts of the resource end: ask before the first segment."""
-        with self._one_at_a_time():
-            return self._work_session.run(protocol.position(self.resource))
+        return self._in_turn(protocol.position(self.resource))
 
     def release(self) -> None:
         """Give the lease back; waits for a segment that is being applied. Again: nothing.
@@ -157,6 +256,18 @@ class Lease(BaseLease[Session]):
         self._check_turn(me)
         with self._applying, self._turn(me):
             yield
+
+    def _in_turn(self, steps: protocol.Steps[_T]) -> _T:
+        """Drive steps without work of the caller's when it is our turn."""
+        with self._one_at_a_time():
+            return self._work_session.run(steps)
+
+    def _wait_computed(self, future: Future[Any]) -> None:
+        """Return when a computation has ended. Raises `NotHeldError` if the lease is lost first."""
+        with self._changed:
+            while not future.done():
+                self._check_not_lost()
+                self._changed.wait(None if self._in_shadow else self._left(inf))
 
     def _wait_over(self, until: float) -> None:
         with self._changed:

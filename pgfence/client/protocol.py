@@ -606,6 +606,23 @@ def position(resource: str) -> Steps[Position]:
     return Position(*rows[0]) if rows else NOWHERE
 
 
+def operation_receipts(
+    resource: str, operation_root: str, after: int
+) -> Steps[list[tuple[int, str]]]:
+    """Numbers and payload digests of the receipts of an operation and of those that it took up:
+    the first ten thousand after number `after`.
+    """
+    call = Call(
+        "select segment_number, payload_digest from pgfence.operation_receipts($1, $2, $3)",
+        (resource, operation_root, after),
+    )
+    try:
+        (rows,) = yield Batch((call,))
+    except Failed as failed:
+        failed.rethrow()
+    return [(number, digest) for number, digest in rows]
+
+
 def refuse_lost(resource: str, acknowledged: Sequence[Receipt]) -> Steps[None]:
     """Raise `AcknowledgedSegmentsLostError` if the database has lost any of these receipts (R47).
 

@@ -7,10 +7,12 @@ threads or with tasks.
 
     Standing(after)    read receipts of the operation; reply: number and payload digest of each,
                        in order, after number `after`, as many as are convenient
-    Conflict(segment)  a segment stands with another payload: raise the error
+    Conflict(segment)  a segment stands with another payload: raise the error, or let it be done
+                       once more
     Compute(item)      begin to compute; reply: whatever stands for the computation
     Ready(task)        reply: whether it has ended
     Result(task)       wait for it; reply: its result, or what it raised is thrown
+    Hold()             wait while ownership is in doubt (R42)
     Apply(segments)    commit the segments together, in one transaction; reply: their receipts
 """
 
@@ -19,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from pgfence import errors
 from pgfence.model.payload import payload_digest, payload_text
 from pgfence.model.receipt import Receipt
 
@@ -64,14 +67,21 @@ class Result(NamedTuple):
     task: Any
 
 
+class Hold(NamedTuple):
+    """Wait until the lease is confirmed."""
+
+
 class Apply(NamedTuple):
     """Commit computed segments."""
 
     segments: Sequence[Segment]
 
 
-Step = Standing | Conflict | Compute | Ready | Result | Apply
+Step = Standing | Conflict | Compute | Ready | Result | Hold | Apply
 Steps = Generator[Step, Any, _T]
+
+#: How often segments are applied before their outcome counts as unknown.
+_ATTEMPTS = 5
 
 
 def in_order(
@@ -117,11 +127,11 @@ def in_order(
                     read_to = max(digests, default=standing)
                 if number not in digests:
                     _log.warning("segment %s was pruned: its payload was not compared", number)
-                elif digests[number] != payload_digest(text):
-                    yield Conflict(Segment(number, text, None))
-                told(1)
-            else:
-                tasks.append(Segment(number, text, (yield Compute(item))))
+                if digests.get(number) in (None, payload_digest(text)):
+                    told(1)
+                    continue
+                yield Conflict(Segment(number, text, None))
+            tasks.append(Segment(number, text, (yield Compute(item))))
             continue
         computed: list[Segment] = []
         while tasks and len(computed) < together:
@@ -134,11 +144,35 @@ def in_order(
             else:
                 computed.append(segment._replace(computed=result))
         if computed:
-            receipts += yield Apply(computed)
+            receipts += yield from _apply(computed)
             told(len(computed))
     if failure is not None:
         raise failure
     return receipts
+
+
+def _apply(segments: Sequence[Segment]) -> Steps[list[Receipt]]:
+    """Commit segments, and ask again when the answer to COMMIT was lost.
+
+    With the same numbers and payloads that is not blind: what stands comes back, and nothing is
+    applied twice (R12, R44). Raises `MutationUnknownError` when it cannot be found out.
+    """
+    failure: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            yield Hold()
+            receipts: list[Receipt] = yield Apply(segments)
+            return receipts
+        except errors.MutationUnknownError as error:
+            failure = error
+        except errors.OwnershipUnknownError as error:
+            failure = failure or error
+        except Exception as error:
+            if failure is None or isinstance(failure, errors.OwnershipUnknownError):
+                raise
+            raise failure from error
+    assert failure is not None  # noqa: S101 - there was an attempt
+    raise failure
 
 
 def _numbered(

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -31,6 +31,7 @@ from pgfence.client.protocol import (
 )
 
 Connection = psycopg.Connection[Any]
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 _LEFT: dict[int, Left] = {
     TransactionStatus.IDLE: Left.ENDED,
@@ -42,8 +43,8 @@ _LEFT: dict[int, Left] = {
 _CANCEL = 1.0
 
 
-def run(steps: Steps[_T], perform: Callable[[Step], object]) -> _T:
-    """Drive a protocol generator to its result."""
+def run(steps: Generator[_S, Any, _T], perform: Callable[[_S], object]) -> _T:
+    """Drive a generator of steps to its result."""
     try:
         step = next(steps)
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ class Lease(Protocol):
     @property
     def fence_token(self) -> int: ...
     @property
+    def next_segment(self) -> int: ...
+    @property
     def operation_root(self) -> str: ...
     @property
     def state(self) -> pgfence.State: ...
@@ -44,6 +46,13 @@ class Lease(Protocol):
     def apply(
         self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
     ) -> Receipt: ...
+    def map(
+        self,
+        compute: Callable[[Any], Any],
+        items: Iterable[Any],
+        work: Callable[[Execute, Any], object],
+        **options: Any,
+    ) -> list[Receipt]: ...
     def on_lost(self, function: Callable[[], object]) -> None: ...
     def advance(self) -> Verdict: ...
     def position(self) -> Position: ...
@@ -88,6 +97,17 @@ class _PsycopgLease:
         self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
     ) -> Receipt:
         return self._lease.apply(payload, lambda tx: work(_execute_on(tx)), segment=segment)
+
+    def map(
+        self,
+        compute: Callable[[Any], Any],
+        items: Iterable[Any],
+        work: Callable[[Execute, Any], object],
+        **options: Any,
+    ) -> list[Receipt]:
+        return self._lease.map(
+            compute, items, lambda tx, computed: work(_execute_on(tx), computed), **options
+        )
 
 
 class _PsycopgFence:

@@ -15,6 +15,12 @@ from tests.support import Database
 from tests.workers import as_owner
 
 
+@pytest.fixture
+def route() -> str:
+    """A pooler changes nothing here."""
+    return "direct"
+
+
 def settle(invoice: int) -> Any:
     def work(execute: Execute) -> None:
         execute(SETTLE, invoice, "settled")

@@ -64,11 +64,14 @@ class WorkerProcess:
 
 @contextmanager
 def worker_process(
-    dsn: str, resource: str, ttl: float, *statements: str, heedless: bool = False
+    dsn: str,
+    *arguments: object,
+    heedless: bool = False,
+    module: str = "tests.faults.worker",
 ) -> Iterator[WorkerProcess]:
-    """A worker that connects; killed at the end if it still runs. heedless: see there."""
+    """A worker that connects; killed at the end if it still runs. Arguments: see the module."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.worker", resource, str(ttl), *statements],
+        [sys.executable, "-m", module, *map(str, arguments)],
         env=os.environ | {"PGFENCE_DSN": dsn} | ({"HEEDLESS": "1"} if heedless else {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -87,3 +87,23 @@ def test_r15_a_killed_worker_leaves_nothing_and_the_next_one_writes(
             lease.apply({"page": 1}, lambda tx: tx.execute("update invoices set state = 'by B'"))
     row = invoices.connect().execute("select distinct state from invoices").fetchall()
     assert row == [("by B",)]
+
+
+def test_r46_an_interrupted_map_stops_in_order_and_releases(invoices: Database, keys: Keys) -> None:
+    watch = invoices.connect()
+    applied = "select count(*) from pgfence.receipts"
+    with (
+        registry(invoices, keys),
+        worker_process(invoices.dsn("worker_a"), RESOURCE, module="tests.faults.mapper") as worker,
+    ):
+        worker.hear("computing")
+        wait_until(lambda: watch.execute(applied).fetchone() == (3,), "three are applied")
+        worker.process.send_signal(signal.SIGINT)
+        assert worker.process.wait(PATIENCE) != 0
+        with (
+            pgfence.connect(invoices.dsn("worker_b")) as fence,
+            fence.hold(RESOURCE, operation="settle", timeout=0) as lease,  # not after 60 seconds
+        ):
+            assert lease.position().total_segments == 3
+    rows = watch.execute("select id from invoices where state = 'by A' order by id").fetchall()
+    assert rows == [(1,), (2,), (3,)]

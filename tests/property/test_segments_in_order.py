@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgfence import errors
 from pgfence.client.segments import (
     Apply,
     Compute,
     Conflict,
+    Hold,
     Ready,
     Result,
     Segment,
@@ -22,6 +24,7 @@ from pgfence.client.segments import (
 )
 from pgfence.model.payload import payload_digest, payload_text
 from pgfence.model.receipt import Receipt
+from pgfence.model.verdict import Verdict
 
 
 class Broken(Exception):  # noqa: N818 - what a test raises
@@ -44,6 +47,8 @@ class World:
         self.applied: list[Segment] = []
         self.transactions: list[int] = []
         self.told = 0
+        self.held = False
+        self.attempts = 0
 
     def run(self, steps: Any) -> list[Receipt]:
         try:
@@ -84,12 +89,32 @@ class World:
                 if task in self.broken:
                     raise Broken(f"item {task}")
                 return task * 10
+            case Hold():
+                self.held = True
+                return None
             case Apply(segments):
-                self.applied += segments
-                self.taken_and_not_applied -= len(segments)
-                self.transactions.append(len(segments))
-                return [receipt(segment.number) for segment in segments]
+                assert self.held, "it was not asked whether ownership is in doubt"
+                self.held = False
+                return self.apply(list(segments))
         raise AssertionError(step)
+
+    def apply(self, segments: list[Segment]) -> list[Receipt]:
+        """Commit, unless it gets lost; the answer may get lost as well, and ownership in doubt."""
+        self.attempts += 1
+        fate = self.data.draw(st.sampled_from(FATES)) if self.attempts < 5 else "answered"
+        if fate == "doubt":
+            raise errors.OwnershipUnknownError("in doubt")
+        if segments[0] not in self.applied and fate != "commit lost":
+            self.applied += segments
+            self.taken_and_not_applied -= len(segments)
+            self.transactions.append(len(segments))
+        if fate != "answered":
+            raise errors.MutationUnknownError("r", "root", segments[0].number, "p")
+        self.attempts = 0
+        return [receipt(segment.number) for segment in segments]
+
+
+FATES = ["answered"] * 4 + ["doubt", "commit lost", "answer lost"]
 
 
 def receipt(number: int) -> Receipt:
@@ -187,6 +212,8 @@ def test_r46_a_computed_segment_does_not_wait_for_the_next_item() -> None:
     with pytest.raises(StopIteration):
         while True:
             match steps.send(reply):
+                case Hold():
+                    reply = None
                 case Apply(segments):
                     applied += [segment.number for segment in segments]
                     reply = [receipt(segment.number) for segment in segments]
@@ -195,3 +222,39 @@ def test_r46_a_computed_segment_does_not_wait_for_the_next_item() -> None:
                 case Compute(item) | Result(item):
                     reply = item
     assert applied == [1, 2, 3]
+
+
+@pytest.mark.rule("R44")
+@pytest.mark.parametrize(
+    ("failures", "raised"),
+    [
+        (["unknown"] * 5, "unknown"),
+        (["unknown", "refused"], "unknown"),
+        (["unknown", "doubt", "refused"], "unknown"),
+        (["doubt", "refused"], "refused"),
+        (["refused"], "refused"),
+        (["doubt"] * 5, "doubt"),
+    ],
+)
+def test_r44_what_is_unknown_is_not_reported_as_anything_else(
+    failures: list[str], raised: str
+) -> None:
+    kinds: dict[str, Exception] = {
+        "unknown": errors.MutationUnknownError("r", "root", 1, "p"),
+        "doubt": errors.OwnershipUnknownError("in doubt"),
+        "refused": errors.NotHeldError(Verdict("NOT_HELD")),
+    }
+    steps = in_order([1], payload, first=1, standing=0, ahead=1, together=1, told=lambda _: None)
+    left = list(failures)
+    step: Any = next(steps)
+    with pytest.raises(errors.PgfenceError) as caught:
+        while True:
+            match step:
+                case Apply():
+                    step = steps.throw(kinds[left.pop(0)])
+                case Compute(item) | Result(item):
+                    step = steps.send(item)
+                case _:
+                    step = steps.send(None)
+    assert caught.value is kinds[raised]
+    assert not left
