@@ -246,9 +246,6 @@ def age_receipts(
                 if (v_receipt.fence_token, v_receipt.segment_seq) <= ({fence}, {segment}) then
                     v_receipt.accepted_at := v_receipt.accepted_at - {hours} * interval '1 hour';
                 end if;
-                update pgfence.fences as f set chain_before = v_previous
-                 where f.resource = v_resource and f.highest_fence = v_receipt.fence_token
-                   and v_receipt.segment_seq = 1;
                 update pgfence.receipts as r
                    set accepted_at = v_receipt.accepted_at, previous_digest = v_previous,
                        digest = pgfence._receipt_digest(
@@ -258,8 +255,7 @@ def age_receipts(
                    and r.segment_seq = v_receipt.segment_seq
                 returning r.digest into v_previous;
             end loop;
-            update pgfence.fences as f set chain_before = v_previous
-             where f.resource = v_resource and f.last_segment = 0;
+            update pgfence.fences as f set last_digest = v_previous where f.resource = v_resource;
         end
         $$
         """).format(

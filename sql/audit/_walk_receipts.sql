@@ -6,7 +6,7 @@ create function pgfence._walk_receipts(
     p_resource text, p_older_than timestamptz, p_limit bigint,
     out receipts bigint, out pruned bigint,
     out from_fence bigint, out from_segment bigint, out to_fence bigint, out to_segment bigint,
-    out previous_digest bytea, out last_digest bytea, out digest_before bytea,
+    out previous_digest bytea, out last_digest bytea,
     out bad_fence bigint, out bad_segment bigint, out problem text
 )
 language plpgsql stable
@@ -44,7 +44,6 @@ begin
         last_digest := v_stretch.last_digest;
     end loop;
     previous_digest := last_digest;
-    digest_before := last_digest;
     for v_receipt in
         select r.* from pgfence.receipts as r where r.resource = p_resource
          order by r.fence_token, r.segment_seq limit p_limit
@@ -74,9 +73,6 @@ begin
         to_fence := v_receipt.fence_token;
         to_segment := v_receipt.segment_seq;
         last_digest := v_receipt.digest;
-        if to_fence < v_highest_fence then
-            digest_before := last_digest;
-        end if;
     end loop;
 end
 $$;

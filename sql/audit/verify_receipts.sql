@@ -28,9 +28,8 @@ begin
               or v_fence.last_segment <> case v_walk.to_fence when v_fence.highest_fence then v_walk.to_segment else 0 end
                 then pg_catalog.format('the chain ends early: %s receipts are there and %s were pruned, %s were written',
                                        receipts, pruned, coalesce(v_fence.receipt_count, 0))
-            when v_fence.chain_before <> v_walk.digest_before
-                then pg_catalog.format('the last receipt before fence %s is not the one that was there when it was raised',
-                                       v_fence.highest_fence)
+            when v_fence.last_digest <> v_walk.last_digest
+                then 'the last receipt is not the one that was written last'
             when pruned <> v_noted
                 then pg_catalog.format('%s receipts were pruned, and pgfence.operations says %s', pruned, v_noted)
         end;

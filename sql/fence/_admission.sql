@@ -4,7 +4,9 @@ create type pgfence._admission as (
     fence_token     bigint,
     operation_root  text,
     grant_digest    bytea,
-    chain_before    bytea,
+    previous_digest bytea,
+    digest          bytea,
+    accepted_at     timestamptz,
     checked_version bigint,
     ends_at         timestamptz,
     good_until      timestamptz

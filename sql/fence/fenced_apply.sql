@@ -22,12 +22,11 @@ declare
     v_read_committed boolean;
     v_session_role constant text := session_user;
     v_hash bigint;
-    v_last_segment bigint;
     v_payload_digest bytea;
     v_decision pgfence._decision;
     v_admission pgfence._admission;
     v_accepted_at timestamptz;
-    v_digest bytea;
+    v_left_ms bigint;
 begin
     if (p_grant is not null and p_payload is not null and p_segment_seq >= 1) is not true then
         perform pgfence._raise('INVALID_ARGUMENT',
@@ -38,15 +37,18 @@ begin
             'Pass the grant token, a segment number from 1 on, and a payload ('''' is one).', 'R5');
     end if;
     v_payload_digest := pg_catalog.sha256(pg_catalog.convert_to(p_payload, 'UTF8'));
-    v_last_segment := p_segment_seq - 1;
     v_read_committed := pg_catalog.current_setting('transaction_isolation') = 'read committed';
 
     -- Outside READ COMMITTED the configuration must be locked (R9): that is for the text.
     if v_read_committed and p_status is null then
         v_hash := pg_catalog.hashtextextended(p_grant collate "C", 0);
+        v_accepted_at := pg_catalog.clock_timestamp();
         update pgfence.fences as f
            set last_segment = p_segment_seq,
                receipt_count = f.receipt_count + 1,
+               previous_digest = f.last_digest,
+               last_digest = pgfence._receipt_digest(f.last_digest, f.resource, f.highest_fence, p_segment_seq, f.operation_root,
+                                 f.grant_digest, v_payload_digest, v_accepted_at, v_session_role),
                admitted_transaction = pg_catalog.pg_current_xact_id(),
                admitted_transaction_start = pg_catalog.transaction_timestamp(),
                admitted_backend = pg_catalog.pg_backend_pid(),
@@ -61,10 +63,10 @@ begin
            and f.checked_role = v_session_role                                              -- R6
            and f.checked_server = pgfence._this_server()                                    -- R7
            and f.checked_version = (select c.version from pgfence.configuration as c)       -- R6, R7, R8
-           and least(f.checked_until, g.lease_ends_at) > pg_catalog.clock_timestamp()       -- R4, R13
-           and f.last_segment = v_last_segment                                              -- R12, R14
-        returning f.resource, f.highest_fence, f.operation_root, f.grant_digest, f.chain_before, f.checked_version,
-                  f.admitted_until, least(f.admitted_until, f.checked_until)
+           and least(f.checked_until, g.lease_ends_at) > v_accepted_at                      -- R4, R13
+           and f.last_segment = p_segment_seq - 1                                           -- R12, R14
+        returning f.resource, f.highest_fence, f.operation_root, f.grant_digest, f.previous_digest, f.last_digest,
+                  v_accepted_at, f.checked_version, f.admitted_until, least(f.admitted_until, f.checked_until)
         into v_admission;
     end if;
     if v_admission.resource is null then
@@ -80,35 +82,27 @@ begin
             and pgfence._guards_are_whole(v_admission.resource)) then
         perform pgfence._attest_guards(v_admission.resource);                                                 -- R25
     end if;
-    -- The receipt, behind the one before it in the chain (R15, R22). Now that the lock is held: what may
-    -- have changed while we waited for it (R9)? PostgreSQL looks at the WHERE above again only when the
-    -- one who held the lock has changed the row.
-    v_accepted_at := pg_catalog.clock_timestamp();
-    insert into pgfence.receipts as r
+    -- The receipt (R15). Now that the lock is held: what may have changed while we waited for it (R9)?
+    -- PostgreSQL looks at the WHERE above again only when the one who held the lock has changed the row.
+    insert into pgfence.receipts
         (resource, fence_token, segment_seq, operation_root, grant_digest, payload_digest, session_role, accepted_at,
          previous_digest, digest)
     select v_admission.resource, v_admission.fence_token, p_segment_seq, v_admission.operation_root, v_admission.grant_digest,
-           v_payload_digest, v_session_role, v_accepted_at, b.digest,
-           pgfence._receipt_digest(b.digest, v_admission.resource, v_admission.fence_token, p_segment_seq,
-               v_admission.operation_root, v_admission.grant_digest, v_payload_digest, v_accepted_at, v_session_role)
+           v_payload_digest, v_session_role, v_admission.accepted_at, v_admission.previous_digest, v_admission.digest
       from pgfence.configuration as c
-      left join pgfence.receipts as l on l.resource = v_admission.resource and l.fence_token = v_admission.fence_token
-                                     and l.segment_seq = v_last_segment
-     cross join lateral (select case p_segment_seq when 1 then v_admission.chain_before else l.digest end) as b (digest)
      where c.version = v_admission.checked_version
-       and v_accepted_at < v_admission.good_until
-    returning r.digest into v_digest;
+       and v_admission.good_until > pg_catalog.clock_timestamp();
     if not found then
         raise exception using errcode = 'serialization_failure',
             message = pg_catalog.format('lease, bundle, policies or workloads changed while the call waited for %s', v_admission.resource),
             hint = 'Try the transaction again.', constraint = 'R9';
     end if;
     if v_admission.ends_at is not null then  -- in shadow no session is ended (R28)
-        perform pgfence._limit_transaction(v_admission.ends_at);
+        v_left_ms := pgfence._limit_transaction(v_admission.ends_at);  -- PERFORM would run a query of its own
     end if;
     return row('ACCEPTED', null, null, v_admission.resource, v_admission.fence_token, p_segment_seq, v_admission.fence_token,
-               p_segment_seq, pg_catalog.encode(v_digest, 'hex'), pg_catalog.encode(v_payload_digest, 'hex'),
-               v_accepted_at, null)::pgfence.verdict;
+               p_segment_seq, pg_catalog.encode(v_admission.digest, 'hex'), pg_catalog.encode(v_payload_digest, 'hex'),
+               v_admission.accepted_at, null)::pgfence.verdict;
 end
 $$;
 revoke all on function pgfence.fenced_apply(text, bigint, text, text) from public;

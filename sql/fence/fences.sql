@@ -7,7 +7,9 @@ create table pgfence.fences (
     grant_digest                bytea,
     last_segment                bigint not null default 0,
     receipt_count               bigint not null default 0,
-    chain_before                bytea not null default '',
+    -- the chain of receipts: its end, and what was its end before
+    last_digest                 bytea not null default '',
+    previous_digest             bytea not null default '',
     -- what the last full check of the rules found: the next segment need not look again
     checked_hash                bigint,
     checked_role                text,
@@ -32,9 +34,10 @@ comment on column pgfence.fences.highest_fence is 'High-water mark of accepted f
 comment on column pgfence.fences.issued_fence is 'High-water mark of minted fence tokens; never falls (R37).';
 comment on column pgfence.fences.current_lease is 'Lease that was granted last and not released.';
 comment on column pgfence.fences.paused_because is 'Why no write is accepted; null when the resource is not paused.';
-comment on column pgfence.fences.receipt_count is 'Receipts ever written; with the last segment, the end of the chain (R22).';
-comment on column pgfence.fences.chain_before is
-    'Digest of the last receipt of the fences before the highest one; empty when there is none (R22).';
+comment on column pgfence.fences.receipt_count is 'Receipts ever written (R22).';
+comment on column pgfence.fences.last_digest is 'Digest of the last receipt, the end of the chain; empty when there is none (R22).';
+comment on column pgfence.fences.previous_digest is
+    'Digest of the receipt before the last one: what an UPDATE can return of it before PostgreSQL 18 (R22).';
 comment on column pgfence.fences.checked_hash is
     'Hash of the token that passed every rule, the one that the registry keeps; null when the next segment must be checked in full.';
 comment on column pgfence.fences.checked_role is 'Login role that presented it (R6).';

@@ -98,7 +98,7 @@ def rows_of(table: str) -> str:
 STATE = (
     rows_of("public.invoices"),
     "select resource, highest_fence, issued_fence, operation_root, last_segment, receipt_count,"
-    " chain_before, current_lease, paused_because from pgfence.fences order by 1",
+    " last_digest, current_lease, paused_because from pgfence.fences order by 1",
     "select * from pgfence.receipts order by resource, fence_token, segment_seq",
     "select * from pgfence.operations order by resource, fence_token",
     "select * from pgfence_registry.grants order by lease",

@@ -72,7 +72,7 @@ DAMAGES = {
         "receipt_count = receipt_count + 1",
         "receipt_count = receipt_count - 1",
         "last_segment = last_segment + 1",
-        "chain_before = sha256('x')",
+        "last_digest = sha256('x')",
     ),
     **_edits(
         "operations",

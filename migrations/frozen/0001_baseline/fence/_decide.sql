@@ -244,7 +244,8 @@ begin
     if p_segment_seq is null then
         return row(pgfence._verdict_of('ADVANCED', null, v_fence), null)::pgfence._decision;
     end if;
-    return row(null, pgfence._admit(p_grant, v_known, p_segment_seq, v_configuration, v_lease.held_until))::pgfence._decision;
+    return row(null, pgfence._admit(p_grant, v_known, p_segment_seq, p_payload_digest, v_configuration,
+                                    v_lease.held_until))::pgfence._decision;
 end
 $$;
 -- next statement

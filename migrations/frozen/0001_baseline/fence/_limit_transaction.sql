@@ -1,8 +1,8 @@
 -- Lets the server end a session that outlives its admission (R20): idle in the transaction, and on
 -- 17 and later busy too. A shorter time-out of the client's own stays. A courtesy: the client may
--- unset both; what enforces the end is the look at COMMIT.
+-- unset both; what enforces the end is the look at COMMIT. Returns what is left, in milliseconds.
 create function pgfence._limit_transaction(p_until timestamptz)
-returns void
+returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
@@ -17,7 +17,7 @@ begin
        and pg_catalog.current_setting('transaction_timeout', true) = '0' then
         v_set := pg_catalog.set_config('idle_in_transaction_session_timeout',
             pg_catalog.set_config('transaction_timeout', v_left, true), true);
-        return;
+        return v_left_ms;
     end if;
     v_set := pg_catalog.current_setting('idle_in_transaction_session_timeout');
     if v_set <> '0' then
@@ -40,6 +40,7 @@ begin
     if v_set = '0' then
         v_set := pg_catalog.set_config('transaction_timeout', v_left, true);
     end if;
+    return v_left_ms;
 end
 $$;
 -- next statement

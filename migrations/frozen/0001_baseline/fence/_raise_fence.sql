@@ -17,11 +17,7 @@ begin
          p_known.token_digest, pgfence._encode_grant(v_grant), p_known.bundle_version, p_known.key_expires_at, p_now);
     update pgfence.fences as f
        set highest_fence = v_grant.fence_token, operation_root = v_grant.operation_root,
-           grant_digest = p_known.grant_digest, last_segment = 0,
-           -- receipts of fences before the superseded one may have been pruned
-           chain_before = coalesce((select r.digest from pgfence.receipts as r
-                                     where r.resource = f.resource and r.fence_token = f.highest_fence
-                                     order by r.segment_seq desc limit 1), f.chain_before)
+           grant_digest = p_known.grant_digest, last_segment = 0
      where f.resource = v_grant.resource
     returning f.* into strict v_fence;
     return v_fence;
