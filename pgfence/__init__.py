@@ -1,5 +1,7 @@
 """Fencing tokens enforced inside PostgreSQL: a stale lock owner cannot write."""
 
+from pgfence.client.async_fence import AsyncFence, connect_async
+from pgfence.client.async_lease import AsyncLease
 from pgfence.client.fence import Fence, connect
 from pgfence.client.lease import Lease
 from pgfence.errors import (
@@ -23,6 +25,8 @@ from pgfence.model.verdict import Verdict
 __all__ = [
     "AcknowledgedSegmentsLostError",
     "AcquireTimeoutError",
+    "AsyncFence",
+    "AsyncLease",
     "Coordinates",
     "Fence",
     "Lease",
@@ -41,4 +45,5 @@ __all__ = [
     "State",
     "Verdict",
     "connect",
+    "connect_async",
 ]

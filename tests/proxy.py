@@ -29,6 +29,7 @@ class Proxy:
         self._left: dict[socket.socket, int] = {}
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._silent: set[tuple[socket.socket, socket.socket]] = set()
+        self._doomed: set[tuple[socket.socket, socket.socket]] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -58,6 +59,10 @@ class Proxy:
         """Accept no more connections; those that there are stay."""
         _close(self._listener)
 
+    def cut_when_used(self) -> None:
+        """Cut every connection there is at its next request, so that the answer is missing."""
+        self._doomed.update(self._pairs)
+
     def cut(self) -> None:
         """Cut every connection there is."""
         for pair in self._pairs:
@@ -83,6 +88,8 @@ class Proxy:
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := self._pass(client, server, client.recv(65536)):
+                if (client, server) in self._doomed:
+                    break
                 commit = _COMMIT.search(data) if self._cut else None
                 if commit:
                     direction, at = self._cut.pop(0)

@@ -317,13 +317,11 @@ class BaseLease(Generic[S]):
         if self._closed:
             raise errors.HandleClosedError(f"the lease on {self.resource} was released")
 
-    def _check_turn(self, who: object) -> None:
-        """Raise if `who`, a thread or a task, would wait for itself; before it waits for a turn."""
+    def _check_turn(self, *whose: object) -> None:
+        """Raise if the one who asks, known by any of `whose`, would wait for itself."""
         self._check_usable()
-        if self._turn_of == who:
-            raise errors.InvalidArgumentError(
-                f"the work function must not use its own {type(self).__name__}"
-            )
+        if self._turn_of in whose:
+            raise errors.InvalidArgumentError("the work function must not use its own lease")
 
     @contextmanager
     def _turn(self, who: object) -> Iterator[None]:

@@ -10,7 +10,9 @@ as it is. SQL is calls of pgfence's functions, with $1 placeholders.
                           in the caller's transaction
     Work()                run the caller's function in the open transaction. Reply: what it left of
                           the transaction, a `Left`
-    Commit(), Rollback()  end the transaction
+    Commit()              end the transaction. Reply: `Left.ABORTED` where the server undid it,
+                          because a statement had failed in it
+    Rollback()            undo it
     Listen(channel)       LISTEN. Reply: whether notifications come; behind a pooler they do not
     Wait(seconds)         until a notification comes, or so long
     Sleep(seconds)        so long, or until the caller has a reason to wake up
@@ -175,6 +177,11 @@ class Answer(NamedTuple):
     def from_row(cls, row: Row, asked_at: float = inf) -> Self:
         """Read a row of `select * from pgfence_registry.look(...)` and its like."""
         return cls(asked_at, *row)
+
+    @property
+    def ends_at(self) -> float:
+        """When the lease ends on the clock that `asked_at` is of, at the earliest."""
+        return self.asked_at + (self.remaining_ms or 0) / 1000
 
     def applied_to(self, ownership: Ownership, now: float) -> Ownership:
         """What the registry's word makes of the worker's belief."""
@@ -422,12 +429,12 @@ def apply(
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
         )
-    left = yield from _work(is_lost)
+    left = yield from _work(answer, clock, is_lost)
     in_doubt()
     if left is Left.ENDED:
         raise _unknown(segment)
     try:
-        yield Commit()
+        left = yield Commit()
     except Failed as failed:
         if failed.sqlstate in _ENDED_BY_TIMEOUT or not failed.lost:
             _not_written(failed)
@@ -435,6 +442,8 @@ def apply(
     except Exception as error:
         # Whatever else a driver raises says nothing of what the server did.
         raise _unknown(segment) from error
+    if left is Left.ABORTED:
+        raise _swallowed()
     return verdict
 
 
@@ -472,9 +481,11 @@ def _verdict(row: Row) -> Verdict:
     return verdict
 
 
-def _work(is_lost: Callable[[], bool]) -> Steps[Left]:
+def _work(admitted: Answer, clock: Clock, is_lost: Callable[[], bool]) -> Steps[Left]:
     """Run the caller's function; whatever it raises undoes the transaction, and so does the loss of
     the lease, for which the function may have been stopped.
+
+    admitted: how the lease stood when the transaction was.
     """
     try:
         left: Left = yield Work()
@@ -484,15 +495,16 @@ def _work(is_lost: Callable[[], bool]) -> Steps[Left]:
         yield from _roll_back()
         if is_lost():
             raise errors.LeaseEndedError(_LOST_IN_WORK) from failed.__cause__
+        if failed.lost and admitted.state == "HELD" and clock() >= admitted.ends_at:
+            # The server ends such a session, but what it says may not come through a pooler.
+            _lease_ended(failed)
         _not_written(failed)
     except BaseException:
         yield from _roll_back()
         raise
     if left is Left.ABORTED:
         yield from _roll_back()
-        raise errors.PgfenceError(
-            "the work function caught a database error and went on: the transaction was undone"
-        )
+        raise _swallowed()
     if left is Left.OPEN and is_lost():
         yield from _roll_back()
         raise errors.LeaseEndedError(_LOST_IN_WORK)
@@ -504,6 +516,12 @@ def _roll_back() -> Steps[None]:
         yield Rollback()
 
 
+def _swallowed() -> errors.PgfenceError:
+    return errors.PgfenceError(
+        "the work function caught a database error and went on: the transaction was undone"
+    )
+
+
 def _unknown(segment: Segment) -> errors.MutationUnknownError:
     return errors.MutationUnknownError(
         segment.resource, segment.operation_root, segment.number, segment.payload_digest
@@ -513,10 +531,14 @@ def _unknown(segment: Segment) -> errors.MutationUnknownError:
 def _not_written(failed: Failed) -> NoReturn:
     """Raise what made a transaction end without effect."""
     if failed.sqlstate in _ENDED_BY_TIMEOUT:
-        raise errors.LeaseEndedError(
-            f"the server ended the session, and nothing was written: {failed.message}"
-        ) from failed.__cause__
+        _lease_ended(failed)
     failed.rethrow()
+
+
+def _lease_ended(failed: Failed) -> NoReturn:
+    raise errors.LeaseEndedError(
+        f"the server ended the session, and nothing was written: {failed.message}"
+    ) from failed.__cause__
 
 
 def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:

@@ -33,14 +33,19 @@ from pgfence.client.protocol import (
 Connection = psycopg.Connection[Any]
 _S = TypeVar("_S")
 _T = TypeVar("_T")
-_LEFT: dict[int, Left] = {
+LEFT: dict[int, Left] = {
     TransactionStatus.IDLE: Left.ENDED,
     TransactionStatus.INTRANS: Left.OPEN,
     TransactionStatus.INERROR: Left.ABORTED,
     TransactionStatus.ACTIVE: Left.ABORTED,
 }
+#: Why a caller's connection is refused.
+NO_TRANSACTION = (
+    "the connection is in autocommit and no transaction is open: "
+    "an admission would end with the call"
+)
 #: Seconds that a server gets to answer a cancellation before the connection is cut.
-_CANCEL = 1.0
+CANCEL = 1.0
 
 
 def run(steps: Generator[_S, Any, _T], perform: Callable[[_S], object]) -> _T:
@@ -112,8 +117,8 @@ class Session:
         with self._stopping:
             if self._working is not None:
                 with suppress(psycopg.Error):
-                    self._working.cancel_safe(timeout=_CANCEL)
-                _cut(self._working)
+                    self._working.cancel_safe(timeout=CANCEL)
+                cut(self._working)
 
     def close(self) -> None:
         """Close the connection; the next step opens another one."""
@@ -126,7 +131,7 @@ class Session:
         try:
             return self._carry_out(step)
         except psycopg.Error as error:
-            _report(error, lost=self._conn is None or self._conn.closed)
+            report(error, lost=self._conn is None or self._conn.closed)
 
     def _carry_out(self, step: Step) -> object:
         match step:
@@ -165,7 +170,7 @@ class Session:
             try:
                 self._conn = self._connect()
             except psycopg.Error as error:
-                _report(error, lost=True)
+                report(error, lost=True)
         return self._conn
 
     def _connect(self) -> Connection:
@@ -217,7 +222,7 @@ class Session:
         finally:
             with self._stopping:
                 self._working = None
-        left = _LEFT.get(conn.pgconn.transaction_status)
+        left = LEFT.get(conn.pgconn.transaction_status)
         if left is None:
             raise psycopg.OperationalError("the connection was lost before COMMIT")
         return left
@@ -246,12 +251,14 @@ def is_pooled(conn: Connection) -> bool:
 
 def run_within(conn: Connection, steps: Steps[_T]) -> _T:
     """Drive `steps` in the transaction that the caller has open on `conn`."""
-    if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
-        raise errors.InvalidArgumentError(
-            "the connection is in autocommit and no transaction is open: "
-            "an admission would end with the call"
-        )
+    refuse_autocommit(conn)
     return run_on(conn, steps)
+
+
+def refuse_autocommit(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Raise `InvalidArgumentError` where a call would be a transaction of its own."""
+    if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
+        raise errors.InvalidArgumentError(NO_TRANSACTION)
 
 
 def run_on(conn: Connection, steps: Steps[_T]) -> _T:
@@ -262,7 +269,7 @@ def run_on(conn: Connection, steps: Steps[_T]) -> _T:
         try:
             return _round_trip(conn, step, [_cursor(conn) for _ in step.calls])
         except psycopg.Error as error:
-            _report(error, lost=conn.closed)
+            report(error, lost=conn.closed)
 
     return run(steps, perform)
 
@@ -292,20 +299,28 @@ def _round_trip(
             if transaction is not None and not batch.begin:
                 transaction.__exit__(None, None, None)
     except BaseException as error:
-        # An interrupt (Ctrl-C, SystemExit) between two results leaves psycopg unable to leave
-        # pipeline mode, and its complaint about that would hide the interrupt. Such a connection
-        # is of no more use. What our caller is handling already is no interrupt of ours.
-        interrupt: BaseException | None = error
-        while isinstance(interrupt, Exception) and interrupt is not handled:
-            interrupt = interrupt.__context__
-        if interrupt is None or interrupt is handled:
+        interrupt = interrupt_in(error, handled)
+        if interrupt is None:
             raise
         conn.close()
         raise interrupt from None
     return [cursor.fetchall() for cursor in cursors]
 
 
-def _report(error: psycopg.Error, *, lost: bool) -> NoReturn:
+def interrupt_in(error: BaseException, handled: BaseException | None) -> BaseException | None:
+    """The interrupt (Ctrl-C, SystemExit, a task's cancellation) behind an error in a pipeline.
+
+    Between two results it leaves psycopg unable to leave pipeline mode, and psycopg's complaint
+    about that would hide it. Such a connection is of no more use.
+    handled: what the caller was handling already, which is no interrupt of ours.
+    """
+    interrupt: BaseException | None = error
+    while isinstance(interrupt, Exception) and interrupt is not handled:
+        interrupt = interrupt.__context__
+    return None if interrupt is handled else interrupt
+
+
+def report(error: psycopg.Error, *, lost: bool) -> NoReturn:
     """Turn an error of psycopg's into the protocol's report."""
     # Of a pipeline psycopg sometimes reports the last error, which the first one caused.
     while isinstance(error, psycopg.errors.PipelineAborted) and isinstance(
@@ -329,23 +344,23 @@ def time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    done, cut = threading.Event(), threading.Event()
+    done, was_cut = threading.Event(), threading.Event()
 
     def watch() -> None:
         if done.wait(seconds):
             return
         with suppress(psycopg.Error):
-            conn.cancel_safe(timeout=_CANCEL)
-        if not done.wait(_CANCEL):
-            cut.set()
-            _cut(conn)
+            conn.cancel_safe(timeout=CANCEL)
+        if not done.wait(CANCEL):
+            was_cut.set()
+            cut(conn)
 
     watcher = threading.Thread(target=watch, name="pgfence time limit", daemon=True)
     watcher.start()
     try:
         yield
     except psycopg.Error as error:
-        if cut.is_set():
+        if was_cut.is_set():
             raise psycopg.OperationalError(f"no answer within {seconds:.3f} s") from error
         raise
     finally:
@@ -353,7 +368,7 @@ def time_limit(conn: Connection, seconds: float | None) -> Iterator[None]:
         watcher.join()
 
 
-def _cut(conn: Connection) -> None:
+def cut(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """End a connection that another thread uses; it may be closed meanwhile, by either side."""
     with (
         suppress(psycopg.Error, OSError),

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+import asyncio
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeVar
 
+import asyncpg
 import psycopg
+from psycopg import conninfo
 from psycopg.rows import dict_row
 
 import pgfence
+from pgfence.client.async_lease import AsyncLost
 from pgfence.model.outcome import Outcome
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
+_T = TypeVar("_T")
 #: Runs one statement with $1 placeholders in the open transaction.
 Execute = Callable[..., object]
 
@@ -145,4 +160,220 @@ def _execute_on(conn: psycopg.Connection[Any]) -> Execute:
     return execute
 
 
-DRIVERS: list[Driver] = [Psycopg()]
+class Portal:
+    """An event loop in a thread, for a suite that does not await."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="portal", daemon=True).start()
+        return loop
+
+    def call(self, doing: Coroutine[Any, Any, _T]) -> _T:
+        """Run it in the loop, in the calling thread's context."""
+        if os.getpid() != self._process:  # a forked child has the loop, and no thread that runs it
+            return asyncio.run(doing)
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
+
+    @contextmanager
+    def entered(self, manager: AbstractAsyncContextManager[_T]) -> Iterator[_T]:
+        """`async with`, for a suite that does not."""
+        value = self.call(manager.__aenter__())
+        try:
+            yield value
+        except BaseException as error:
+            if not self.call(manager.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            self.call(manager.__aexit__(None, None, None))
+
+
+_portal = Portal()
+
+
+class _Bridge:
+    """Runs a work function of the suite in a thread, and its statements in the task of the work."""
+
+    def __init__(self, execute: Callable[..., Coroutine[Any, Any, object]]) -> None:
+        self._execute = execute
+        self._loop = asyncio.get_running_loop()
+        self._asked: asyncio.Queue[tuple[tuple[Any, ...], Future[object]] | None] = asyncio.Queue()
+        self._over = False
+
+    async def run(self, work: Callable[[Execute], object]) -> None:
+        thread = asyncio.ensure_future(asyncio.to_thread(self._work, work))
+        try:
+            while (asked := await self._asked.get()) is not None:
+                query, reply = asked
+                try:
+                    reply.set_result(await self._execute(*query))
+                except BaseException as error:
+                    reply.set_exception(error)
+                    if isinstance(error, asyncio.CancelledError):
+                        raise
+            await thread
+        finally:
+            self._over = True
+
+    def _work(self, work: Callable[[Execute], object]) -> None:
+        try:
+            work(self._ask)
+        finally:
+            self._loop.call_soon_threadsafe(self._asked.put_nowait, None)
+
+    def _ask(self, *query: Any) -> object:
+        if self._over:
+            raise RuntimeError("the work was cancelled")
+        reply: Future[object] = Future()
+        self._loop.call_soon_threadsafe(self._asked.put_nowait, (query, reply))
+        return reply.result()
+
+
+class _AsyncLost:
+    def __init__(self, lost: AsyncLost) -> None:
+        self._lost = lost
+
+    def is_set(self) -> bool:
+        return self._lost.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return _portal.call(self._lost.wait(timeout))
+
+
+class _AsyncLease:
+    def __init__(self, lease: pgfence.AsyncLease, driver: AsyncDriver) -> None:
+        self._lease = lease
+        self._driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lease, name)
+
+    def apply(
+        self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
+    ) -> Receipt:
+        async def awaited(tx: Any) -> None:
+            await _Bridge(lambda *query: self._driver.execute(tx, *query)).run(work)
+
+        return _portal.call(self._lease.apply(payload, awaited, segment=segment))
+
+    def advance(self) -> Verdict:
+        return _portal.call(self._lease.advance())
+
+    def position(self) -> Position:
+        return _portal.call(self._lease.position())
+
+    @property
+    def lost(self) -> _AsyncLost:
+        return _AsyncLost(self._lease.lost)
+
+    def on_lost(self, function: Callable[[], object]) -> None:
+        async def on_lost() -> None:
+            self._lease.on_lost(function)
+
+        _portal.call(on_lost())
+
+    def wait_held(self, timeout: float | None = None) -> None:
+        _portal.call(self._lease.wait_held(timeout))
+
+    def release(self) -> None:
+        _portal.call(self._lease.release())
+
+
+class _AsyncFence:
+    def __init__(self, fence: pgfence.AsyncFence, driver: AsyncDriver) -> None:
+        self._fence = fence
+        self._driver = driver
+
+    @contextmanager
+    def hold(self, resource: str, **options: Any) -> Iterator[Any]:
+        with _portal.entered(self._fence.hold(resource, **options)) as lease:
+            yield _AsyncLease(lease, self._driver)
+
+    def position(self, resource: str) -> Position:
+        return _portal.call(self._fence.position(resource))
+
+    def accept_loss(self, error: pgfence.AcknowledgedSegmentsLostError) -> None:
+        self._fence.accept_loss(error)
+
+    def reconcile(self, unknown: Any, *, grant: Any = None) -> Outcome:
+        return _portal.call(self._fence.reconcile(unknown, grant=grant))
+
+    def apply(self, conn: Any, grant: Any, segment: int, payload: object) -> Verdict:
+        return _portal.call(self._fence.apply(conn, grant, segment, payload))
+
+    def close(self) -> None:
+        _portal.call(self._fence.close())
+
+
+class AsyncDriver(ABC):
+    """A driver of `connect_async`."""
+
+    name: str
+    driver: Literal["psycopg", "asyncpg"]
+
+    def connect(self, dsn: str, **options: Any) -> Any:
+        async def connect() -> pgfence.AsyncFence:
+            return await pgfence.connect_async(dsn, driver=self.driver, **options)
+
+        return _AsyncFence(_portal.call(connect()), self)
+
+    @contextmanager
+    def transaction(self, dsn: str) -> Iterator[tuple[Any, Execute]]:
+        with _portal.entered(self.own(dsn)) as conn:
+            yield conn, self.execute_on(conn)
+
+    def execute_on(self, conn: Any) -> Execute:
+        def execute(query: str, *parameters: object) -> object:
+            return _portal.call(self.execute(conn, query, *parameters))
+
+        return execute
+
+    @abstractmethod
+    def own(self, dsn: str) -> AbstractAsyncContextManager[Any]:
+        """A caller's own connection in a transaction."""
+
+    @abstractmethod
+    async def execute(self, conn: Any, query: str, *parameters: object) -> object: ...
+
+
+class PsycopgAsync(AsyncDriver):
+    """psycopg 3 in asyncio."""
+
+    name = "psycopg async"
+    driver = "psycopg"
+
+    @asynccontextmanager
+    async def own(self, dsn: str) -> AsyncIterator[Any]:
+        async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as conn:
+            yield conn
+
+    async def execute(self, conn: Any, query: str, *parameters: object) -> object:
+        return await psycopg.AsyncRawCursor(conn).execute(query, parameters)
+
+
+class Asyncpg(AsyncDriver):
+    """asyncpg."""
+
+    name = "asyncpg"
+    driver = "asyncpg"
+
+    @asynccontextmanager
+    async def own(self, dsn: str) -> AsyncIterator[Any]:
+        parameters: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+        parameters["database"] = parameters.pop("dbname")
+        # As it must be behind pgbouncer.
+        conn = await asyncpg.connect(**parameters, statement_cache_size=0)
+        try:
+            async with conn.transaction():
+                yield conn
+        finally:
+            await conn.close()
+
+    async def execute(self, conn: Any, query: str, *parameters: object) -> object:
+        return await conn.fetch(query, *parameters)
+
+
+DRIVERS: list[Driver] = [Psycopg(), PsycopgAsync(), Asyncpg()]

@@ -102,7 +102,7 @@ def test_r42_a_lost_renewal_is_asked_again_and_work_goes_on_with_the_same_fence(
         fence = connect(dsn=proxy.dsn)
         with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
             lease.apply({"page": 1}, settle(1))
-            proxy.cut()
+            proxy.cut_when_used()
             wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
             wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
             again = lease.apply({"page": 2}, settle(2))
@@ -253,7 +253,7 @@ def test_work_cannot_use_its_own_lease(connect: Connect) -> None:
         def nested(execute: Execute) -> None:
             lease.apply({"page": 2}, settle(2))
 
-        with pytest.raises(errors.InvalidArgumentError, match="its own Lease"):
+        with pytest.raises(errors.InvalidArgumentError, match="its own lease"):
             lease.apply({"page": 1}, nested)
 
 

@@ -60,7 +60,7 @@ def test_r42_a_renewal_that_is_answered_in_the_end_is_no_loss(
         fence = connect(dsn=proxy.dsn)
         with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
             calls = Calls(lease)
-            proxy.cut()
+            proxy.cut_when_used()
             wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
             wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
             assert not lease.lost.wait(0)

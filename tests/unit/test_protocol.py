@@ -274,6 +274,24 @@ def test_r20_a_session_that_the_server_ended_for_idling_is_known_not_written(
             go()
 
 
+def test_r20_a_connection_lost_in_work_after_the_lease_had_ended_is_that() -> None:
+    """A pooler may not pass on what the server said when it ended the session."""
+
+    def lost_later(seconds: float) -> Callable[[], Any]:
+        def lost() -> Any:
+            script.now += seconds
+            return failed("08P01", lost=True)
+
+        return lost
+
+    script, go = run_apply(accepted(), lost_later(9.0))
+    with pytest.raises(errors.LeaseEndedError, match="nothing was written"):
+        go()
+    script, go = run_apply(accepted(), lost_later(8.9))
+    with pytest.raises(RuntimeError, match="08P01"):
+        go()
+
+
 def test_an_error_at_commit_with_a_live_connection_is_known_not_written() -> None:
     _, go = run_apply(accepted(), Left.OPEN, failed("23505"))
     with pytest.raises(RuntimeError, match="23505"):

@@ -1,0 +1,182 @@
+"""The way in for asyncio: `connect_async`, and what `Fence` does, awaited."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Literal, Self
+
+import psycopg
+
+from pgfence import errors
+from pgfence.client import protocol
+from pgfence.client.async_lease import AsyncLease, refuse_other_loop
+from pgfence.client.base import BaseFence
+from pgfence.client.database import Database, monotonic
+from pgfence.drivers import psycopg_async
+from pgfence.drivers.async_session import AsyncSession
+from pgfence.errors import MutationUnknownError
+from pgfence.model.outcome import Coordinates, Outcome
+from pgfence.model.receipt import Position, Receipt
+from pgfence.model.verdict import Verdict
+
+_log = logging.getLogger("pgfence.client")
+
+
+def connect_async(
+    dsn: str,
+    *,
+    driver: Literal["psycopg", "asyncpg"] = "psycopg",
+    bundle_digest: str | None = None,
+    prepare_threshold: int | None = 5,
+) -> "Connecting":
+    """Reach a guarded database from a task: `await` it, or use it with `async with`.
+
+    driver: asyncpg must be installed (`pip install 'pgfence[asyncpg]'`). prepare_threshold: as in
+    psycopg; asyncpg prepares a statement at its first use, or never if it is None. All else is as
+    in `connect`.
+
+    Raises what `connect` raises, and `ImportError` where the driver is missing.
+    """
+    return Connecting(lambda: _connect(_sessions(driver, dsn, prepare_threshold), bundle_digest))
+
+
+class Connecting:
+    """What `connect_async` returns."""
+
+    def __init__(self, connect: Callable[[], Awaitable["AsyncFence"]]) -> None:
+        self._connect = connect
+
+    def __await__(self) -> Generator[Any, Any, "AsyncFence"]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> "AsyncFence":
+        self._fence = await self._connect()
+        return self._fence
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._fence.close()
+
+
+def _sessions(driver: str, dsn: str, prepare_threshold: int | None) -> Callable[[], AsyncSession]:
+    """What makes the sessions of a driver."""
+    if driver == "psycopg":
+        return lambda: psycopg_async.Session(dsn, prepare_threshold=prepare_threshold)
+    if driver != "asyncpg":
+        raise errors.InvalidArgumentError(f"driver must be psycopg or asyncpg, not {driver!r}")
+    try:
+        from pgfence.drivers import asyncpg
+    except ModuleNotFoundError as missing:
+        if missing.name != "asyncpg":
+            raise
+        raise ImportError(
+            "the driver asyncpg is not installed: pip install 'pgfence[asyncpg]'"
+        ) from missing
+    return lambda: asyncpg.Session(dsn, prepare_threshold=prepare_threshold)
+
+
+async def _connect(make: Callable[[], AsyncSession], bundle_digest: str | None) -> "AsyncFence":
+    session = make()
+    try:
+        found = await session.run(protocol.introduce(monotonic, bundle_digest))
+    except BaseException:
+        session.close()
+        raise
+    database = Database(make, found)
+    database.put_back(session)
+    return AsyncFence(database)
+
+
+class AsyncFence(BaseFence[AsyncSession]):
+    """A guarded database as one process sees it; made by `connect_async`.
+
+    Tasks of one event loop may share it.
+    """
+
+    def __init__(self, database: Database[AsyncSession]) -> None:
+        super().__init__(database)
+        self._loop = asyncio.get_running_loop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the idle connections. Leases that are held live on with their own."""
+        self._close()
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        resource: str,
+        *,
+        operation: str,
+        ttl: float = 10.0,
+        arguments: object = "",
+        request_id: str | None = None,
+        continues_root: str = "",
+        timeout: float | None = None,
+        acknowledged: Iterable[Receipt] = (),
+    ) -> AsyncIterator[AsyncLease]:
+        """Acquire a resource, renew in a task, and release it when the block is left.
+
+        As `Fence.hold`. A task that is cancelled leaves the queue, or gives back what it got.
+        """
+        wanted = self._request(
+            resource,
+            operation,
+            ttl,
+            arguments,
+            request_id,
+            continues_root,
+            timeout,
+            acknowledged,
+        )
+        lease = await AsyncLease.acquire(self._database, wanted, timeout)
+        try:
+            yield lease
+        finally:
+            try:
+                await lease.release()
+            except Exception as error:
+                _log.warning("%r was not released, it ends by itself: %s", lease, error)
+
+    async def apply(
+        self, conn: Any, grant: str | AsyncLease, segment: int, payload: object
+    ) -> Verdict:
+        """Call `fenced_apply` in the transaction that the caller has open on `conn`.
+
+        As `Fence.apply`. conn: a psycopg `AsyncConnection` or an asyncpg `Connection`, whichever
+        driver the fence itself uses.
+        """
+        token = self._token(grant, segment)
+        verifier = self._database.verifier
+        if verifier.lacks_key(token):
+            with self._database.lent() as session:
+                await session.run(verifier.follow())
+        steps = self._apply_within(token, segment, payload)
+        if isinstance(conn, psycopg.AsyncConnection):
+            return await psycopg_async.run_within(conn, steps)
+        from pgfence.drivers import asyncpg
+
+        return await asyncpg.run_within(conn, steps)
+
+    async def reconcile(
+        self, unknown: MutationUnknownError | Coordinates, *, grant: str | AsyncLease | None = None
+    ) -> Outcome:
+        """As `Fence.reconcile`."""
+        self._check_usable()
+        with self._database.lent() as session:
+            return await session.run(self._reconcile(unknown, grant))
+
+    async def position(self, resource: str) -> Position:
+        """Where the receipts of a resource end."""
+        self._check_usable()
+        with self._database.lent() as session:
+            return await session.run(protocol.position(resource))
+
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        refuse_other_loop(self._loop, self)

@@ -1,0 +1,176 @@
+"""A resource that this process holds, for tasks: as lease.py, and awaited."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, Self
+
+from pgfence import errors
+from pgfence.client import protocol
+from pgfence.client.base import Acquired, BaseLease, acquire, moment
+from pgfence.client.database import Database
+from pgfence.drivers.async_session import AsyncSession, uncut
+from pgfence.model.receipt import Position, Receipt
+from pgfence.model.verdict import Verdict
+
+#: The turns in whose work this task runs; a task that the work function starts inherits them.
+_turns: ContextVar[tuple[object, ...]] = ContextVar("pgfence turns", default=())
+
+
+def refuse_other_loop(loop: asyncio.AbstractEventLoop, handle: object) -> None:
+    """Raise if this runs in an event loop that is not the handle's; in none it cannot wait."""
+    with suppress(RuntimeError):
+        if asyncio.get_running_loop() is not loop:
+            raise errors.InvalidArgumentError(f"{handle!r} belongs to another event loop")
+
+
+class AsyncLost:
+    """Whether a lease was lost: like an `asyncio.Event` that nobody can set; see `Lost`."""
+
+    def __init__(
+        self, is_lost: Callable[[], bool], wait_over: Callable[[float], Awaitable[object]]
+    ) -> None:
+        self._is_lost = is_lost
+        self._wait_over = wait_over
+
+    def is_set(self) -> bool:
+        """Whether it is lost by now, looking at the clock."""
+        return self._is_lost()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is lost; False after `timeout` seconds, or when it has been released."""
+        await self._wait_over(moment(timeout))
+        return self._is_lost()
+
+
+class AsyncLease(BaseLease[AsyncSession]):
+    """A resource that this process holds; made by `AsyncFence.hold`.
+
+    Tasks of one event loop may share it: one segment is applied after the other. A loop that is
+    blocked does not renew, and the lease ends by the clock all the same (R43).
+    """
+
+    def __init__(
+        self, database: Database[AsyncSession], acquired: Acquired, session: AsyncSession
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._applying = asyncio.Lock()
+        super().__init__(database, acquired, session)
+        #: Set when the lease is lost.
+        self.lost = AsyncLost(self._is_lost, self._wait_over)
+        self._stops_work = self._in_shadow
+        self._keeper = asyncio.create_task(
+            session.run(self._keep()), name=f"pgfence {self.grant.lease}"
+        )
+
+    @classmethod
+    async def acquire(
+        cls, database: Database[AsyncSession], wanted: protocol.Request, timeout: float | None
+    ) -> Self:
+        """Ask for a resource and wait for it; see `Fence.hold`."""
+        session = database.session(connect_timeout=wanted.ttl_ms / 3000)
+        try:
+            acquired = await session.run(acquire(database, wanted, timeout))
+        except BaseException:
+            database.put_back(session)
+            raise
+        return cls(database, acquired, session)
+
+    async def wait_held(self, timeout: float | None = None) -> None:
+        """As `Lease.wait_held`."""
+        self._check_usable()
+        until = moment(timeout)
+        while patience := self._doubt(until):
+            await self._wait_for_move(patience)
+        self.check()
+
+    def on_lost(self, function: Callable[[], object]) -> None:
+        """Call `function()` once when the lease is lost: `asyncio.current_task().cancel`, say.
+
+        At once if it is lost already, and never if it is released first. What it raises is logged.
+        """
+        self._check_usable()
+        uncut(self._tell(function))
+
+    async def _tell(self, function: Callable[[], object]) -> None:
+        if await self.lost.wait():
+            self._call_lost(function)
+
+    async def apply(
+        self,
+        payload: object,
+        work: Callable[[Any], Awaitable[object]],
+        *,
+        segment: int | None = None,
+    ) -> Receipt:
+        """Commit one segment: `await work(tx)` and its receipt, in one transaction (R15).
+
+        As `Lease.apply`; `tx` is a psycopg `AsyncConnection` or an asyncpg `Connection`, whichever
+        driver the fence was connected with. Cancelled before COMMIT is sent, nothing was written,
+        and the number is free; cancelled later, the segment is unknown like one whose answer was
+        lost: the same payload may be applied again, and nothing else until then. When the lease is
+        lost while `work` runs, it is cancelled where it waits (in shadow it is left alone).
+        """
+        async with self._one_at_a_time():
+            if not self._stops_work:
+                self._stops_work = True
+                self.on_lost(self._work_session.stop_work)
+            return await self._work_session.run(self._apply(payload, segment), work)
+
+    async def advance(self) -> Verdict:
+        """As `Lease.advance`."""
+        async with self._one_at_a_time():
+            return await self._work_session.run(self._advance())
+
+    async def position(self) -> Position:
+        """As `Lease.position`."""
+        async with self._one_at_a_time():
+            return await self._work_session.run(protocol.position(self.resource))
+
+    async def release(self) -> None:
+        """As `Lease.release`. It is completed also when the task that waits for it is cancelled."""
+        if self._closed:
+            return
+        async with self._one_at_a_time():
+            self._give_up()
+            await asyncio.shield(uncut(self._finish()))
+
+    async def _finish(self) -> None:
+        await asyncio.wait({self._keeper})
+        try:
+            await self._registry_session.run(self._release())
+        finally:
+            self._put_back()
+
+    @asynccontextmanager
+    async def _one_at_a_time(self) -> AsyncIterator[None]:
+        outer, mine = _turns.get(), object()
+        self._check_turn(*outer)
+        async with self._applying:
+            _turns.set((*outer, mine))
+            try:
+                with self._turn(mine):
+                    yield
+            finally:
+                _turns.set(outer)
+
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        refuse_other_loop(self._loop, self)
+
+    async def _wait_over(self, until: float) -> None:
+        while patience := self._left(until):
+            await self._wait_for_move(patience)
+
+    async def _wait_for_move(self, seconds: float) -> None:
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def _moved(self) -> None:
+        # The state may be asked for by any thread, and after the loop has ended.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._changed.set)

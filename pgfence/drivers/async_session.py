@@ -1,0 +1,219 @@
+"""What the drivers share whose steps are awaited: the loop, and what to do after a cancellation."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from pgfence.client.protocol import (
+    Batch,
+    Commit,
+    Failed,
+    Left,
+    Listen,
+    Reopen,
+    Rollback,
+    Row,
+    Sleep,
+    Step,
+    Steps,
+    Wait,
+    Work,
+)
+
+_T = TypeVar("_T")
+#: The loop itself refers to its tasks only weakly.
+_unattended: set[asyncio.Task[Any]] = set()
+
+
+def uncut(doing: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """Do it in a task of its own: who is cancelled while it shields that task does not stop it."""
+    task = asyncio.create_task(doing)
+    _unattended.add(task)
+    task.add_done_callback(_unattended.discard)
+    return task
+
+
+async def drive(
+    steps: Steps[_T],
+    perform: Callable[[Step], Awaitable[object]],
+    resume: Callable[[], Step] | None = None,
+    cancelled: Callable[[asyncio.CancelledError], Awaitable[_T]] | None = None,
+) -> _T:
+    """Drive a protocol generator to its result.
+
+    resume: gets the first step, by default from the beginning. cancelled: carries on after a
+    cancellation, which by default the steps get to know like any other exception.
+    """
+    resume = resume or partial(next, steps)
+    try:
+        while True:
+            step = resume()
+            try:
+                reply = await perform(step)
+            except BaseException as error:
+                if cancelled is not None and isinstance(error, asyncio.CancelledError):
+                    return await cancelled(error)
+                resume = partial(steps.throw, error)
+            else:
+                resume = partial(steps.send, reply)
+    except StopIteration as stop:
+        result: _T = stop.value
+        return result
+
+
+class AsyncSession(ABC):
+    """A connection of our own: opened at the first step, and again after it was lost.
+
+    Not for two tasks at once, and for the event loop in which it was first used.
+    """
+
+    def __init__(self) -> None:
+        #: Seconds that connecting may take, where the DSN does not say.
+        self.connect_timeout = 10.0
+        self._wake = asyncio.Event()
+        self._work: Callable[[Any], Awaitable[object]] | None = None
+        #: Around the work function while it runs.
+        self._stop: asyncio.Timeout | None = None
+        #: What a run that was cancelled still has to do.
+        self._rest: asyncio.Task[Any] | None = None
+
+    async def run(
+        self, steps: Steps[_T], work: Callable[[Any], Awaitable[object]] | None = None
+    ) -> _T:
+        """Drive `steps`; `work` is what a `Work` step awaits, with the connection.
+
+        When a step is cancelled, the connection is given up, whatever it was about, and what the
+        steps then still do (withdraw, for instance) is done in a task of its own: `run` waits for
+        it unless it is cancelled once more, and the next `run` waits for it in any case.
+        """
+        while self._rest is not None:
+            await asyncio.wait({self._rest})
+        self._work = work
+        self._wake.clear()
+        handed_over = False
+
+        async def hand_over(interrupt: asyncio.CancelledError) -> _T:
+            nonlocal handed_over
+            handed_over = True
+            self._rest = task = uncut(self._finish(steps, interrupt))
+            return await asyncio.shield(task)
+
+        try:
+            return await drive(steps, self._perform, cancelled=hand_over)
+        finally:
+            if not handed_over:
+                self._leave()
+
+    async def _finish(self, steps: Steps[_T], interrupt: asyncio.CancelledError) -> _T:
+        try:
+            await self._abandon()
+            return await drive(steps, self._perform, partial(steps.throw, interrupt))
+        finally:
+            self._rest = None
+            self._leave()
+
+    def _leave(self) -> None:
+        """No transaction stays open on a session that is used again."""
+        self._work = None
+        if self._in_transaction():
+            self._close()
+
+    def wake(self) -> None:
+        """End a `Sleep` of the steps that it runs."""
+        self._wake.set()
+
+    def stop_work(self) -> None:
+        """Cancel the work function where it waits, and with it the statement that it waits for.
+
+        Nothing happens when it has returned: a COMMIT is never cancelled, because PostgreSQL may
+        then have committed all the same.
+        """
+        if self._stop is not None:
+            self._stop.reschedule(asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        """Close the connection, after what a cancelled run still has to do."""
+        if self._rest is None:
+            self._close()
+        else:
+            self._rest.add_done_callback(lambda _: self._close())
+
+    async def _perform(self, step: Step) -> object:
+        """Carry out a step; the driver's errors are raised as `Failed`."""
+        match step:
+            case Batch():
+                return await self._batch(step)
+            case Work():
+                return await self._call_work()
+            case Commit():
+                return await self._commit()
+            case Rollback():
+                await self._roll_back()
+            case Listen(channel):
+                return await self._listen(channel)
+            case Wait(seconds):
+                await self._wait(seconds)
+            case Sleep(seconds):
+                await self._sleep(seconds)
+            case Reopen():
+                self._close()
+                await self._open()
+        return None
+
+    async def _run_work(self, conn: Any) -> None:
+        assert self._work is not None  # noqa: S101 - run() was called with one
+        stop = asyncio.timeout(None)
+        try:
+            async with stop:
+                self._stop = stop
+                try:
+                    await self._work(conn)
+                finally:
+                    self._stop = None
+        except TimeoutError as error:
+            if not stop.expired():
+                raise
+            await self._abandon()
+            raise Failed("the work function was stopped", lost=True) from error
+
+    async def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+    @abstractmethod
+    async def _open(self) -> Any:
+        """The connection; a new one if there is none."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the connection, without waiting."""
+
+    @abstractmethod
+    async def _abandon(self) -> None:
+        """Close the connection after a cancelled step, and have the server stop what it does."""
+
+    @abstractmethod
+    def _in_transaction(self) -> bool: ...
+
+    @abstractmethod
+    async def _batch(self, batch: Batch) -> list[list[Row]]: ...
+
+    @abstractmethod
+    async def _call_work(self) -> Left: ...
+
+    @abstractmethod
+    async def _commit(self) -> Left | None: ...
+
+    @abstractmethod
+    async def _roll_back(self) -> None: ...
+
+    @abstractmethod
+    async def _listen(self, channel: str) -> bool: ...
+
+    @abstractmethod
+    async def _wait(self, seconds: float) -> None: ...
