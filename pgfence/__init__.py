@@ -16,6 +16,7 @@ from pgfence.errors import (
     PgfenceError,
     RefusedError,
     StaleOwnerError,
+    translated_errors,
 )
 from pgfence.model.lease import State
 from pgfence.model.outcome import Coordinates, Outcome
@@ -46,4 +47,5 @@ __all__ = [
     "Verdict",
     "connect",
     "connect_async",
+    "translated_errors",
 ]

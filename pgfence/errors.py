@@ -14,7 +14,8 @@ disagree about the class of a SQLSTATE that they do not know.
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
 
 from pgfence.model.outcome import Coordinates
 from pgfence.model.receipt import Position, Receipt
@@ -428,6 +429,74 @@ def from_sqlstate(
     return refusal(Verdict(**{"explanation": message} | known | {"verdict": code.name}))
 
 
+class Said(NamedTuple):
+    """The server's report in an exception of psycopg, psycopg2, asyncpg or SQLAlchemy."""
+
+    message: str
+    sqlstate: str | None = None
+    detail: str | None = None
+    hint: str | None = None
+    rule: str | None = None
+    #: The session is over.
+    fatal: bool = False
+
+
+def said_by(error: BaseException) -> Said:
+    """Read a driver's exception, by its attributes: no driver is imported."""
+    # SQLAlchemy keeps the driver's exception; for asyncpg one of its own, caused by asyncpg's.
+    error = getattr(error, "orig", None) or error
+    if error.__cause__ is not None and hasattr(error.__cause__, "severity_en"):
+        error = error.__cause__
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if sqlstate == _UNDEFINED_OBJECT and error.__context__ is not None:
+        # Where PREPARE TRANSACTION fails, SQLAlchemy goes on to roll back what was not prepared.
+        return said_by(error.__context__)
+    diag: Any = getattr(error, "diag", None)
+    if diag is not None:
+        return Said(
+            diag.message_primary or str(error),
+            sqlstate,
+            diag.message_detail,
+            diag.message_hint,
+            diag.constraint_name,
+            diag.severity_nonlocalized in _FATAL,
+        )
+    return Said(
+        getattr(error, "message", None) or str(error),
+        sqlstate,
+        getattr(error, "detail", None),
+        getattr(error, "hint", None),
+        getattr(error, "constraint_name", None),
+        getattr(error, "severity_en", None) in _FATAL,
+    )
+
+
+def from_driver(error: BaseException) -> PgfenceError | None:
+    """The exception for what psycopg, psycopg2, asyncpg or SQLAlchemy raised on a connection of
+    yours; None if it is not one of pgfence's.
+    """
+    said = said_by(error)
+    return from_sqlstate(said.sqlstate, said.message, said.detail, said.hint, said.rule)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """In the block, also where it awaits, the drivers' exceptions that are pgfence's are raised as
+    such: `NotAdmittedError` by a statement on your own connection, `LeaseEndedError` by its COMMIT.
+    """
+    try:
+        yield
+    except PgfenceError:
+        raise
+    except Exception as error:
+        ours = from_driver(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+_UNDEFINED_OBJECT = "42704"
+_FATAL = frozenset({"FATAL", "PANIC"})
 _DETAIL_OF_REFUSAL = frozenset(Verdict.__slots__) - {"accepted_at"}
 
 

@@ -1,53 +1,91 @@
 """The way in: `connect` to a guarded database, `hold` a resource."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+import psycopg
 
 from pgfence.client import protocol
 from pgfence.client.base import BaseFence
 from pgfence.client.database import Database, monotonic
-from pgfence.client.lease import Lease
+from pgfence.client.lease import Lease, Tx
 from pgfence.drivers.psycopg import Connection, Session, run_within
 from pgfence.errors import MutationUnknownError
 from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
+if TYPE_CHECKING:
+    import sqlalchemy
+    from sqlalchemy import orm
+
+    from pgfence.drivers.sqlalchemy import Caller
+
+    _Orm = TypeVar("_Orm", bound=orm.Session)
+
 _log = logging.getLogger("pgfence.client")
 
 
+@overload
 def connect(
-    dsn: str, *, bundle_digest: str | None = None, prepare_threshold: int | None = 5
-) -> "Fence":
+    database: str, *, bundle_digest: str | None = None, prepare_threshold: int | None = 5
+) -> "Fence": ...
+
+
+@overload
+def connect(
+    database: "sqlalchemy.Engine", *, bundle_digest: str | None = None
+) -> "Fence[sqlalchemy.Connection]": ...
+
+
+@overload
+def connect(
+    database: "orm.sessionmaker[_Orm]", *, bundle_digest: str | None = None
+) -> "Fence[_Orm]": ...
+
+
+def connect(
+    database: Any, *, bundle_digest: str | None = None, prepare_threshold: int | None = 5
+) -> "Fence[Any]":
     """Reach a guarded database, as a login role that is in pgfence_app and in a workload.
 
+    database: a DSN, and work functions get a psycopg connection; or a SQLAlchemy Engine of
+    postgresql+psycopg, and they get a Connection; or a sessionmaker, and they get a Session.
     bundle_digest: SHA-256 in hex of a trust bundle that this client trusts: the one in force, or
     an earlier one from which that follows by the signatures of its root keys. By default the client
     trusts the one that is in force when it connects; from then on it accepts only what follows from
-    it. prepare_threshold: as in psycopg. Behind a pooler nothing is prepared, whatever it says.
+    it. prepare_threshold: as in psycopg, for a DSN. Behind a pooler nothing is prepared, whatever
+    it says; for an Engine see docs/drivers.md.
 
     Raises `SchemaVersionError` (and says what to run), `BundleSplitError` when the bundle in force
-    does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`, and what psycopg
-    raises.
+    does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`,
+    `InvalidArgumentError` for an Engine that will not do, and what psycopg or SQLAlchemy raises.
     """
+    make: Callable[[], Session]
+    if isinstance(database, str):
+        dsn = database
 
-    def make() -> Session:
-        return Session(dsn, prepare_threshold=prepare_threshold)
+        def make() -> Session:
+            return Session(dsn, prepare_threshold=prepare_threshold)
+    else:
+        # Importing it takes longer than all the rest; whoever has an Engine has done so.
+        from pgfence.drivers import sqlalchemy as driver
 
+        make = driver.sessions(database)
     session = make()
     try:
         found = session.run(protocol.introduce(monotonic, bundle_digest))
     except BaseException:
         session.close()
         raise
-    database = Database(make, found)
-    database.put_back(session)
-    return Fence(database)
+    guarded = Database(make, found)
+    guarded.put_back(session)
+    return Fence(guarded)
 
 
-class Fence(BaseFence[Session]):
+class Fence(BaseFence[Session], Generic[Tx]):
     """A guarded database as one process sees it; made by `connect`. Threads may share it."""
 
     def __enter__(self) -> Self:
@@ -72,7 +110,7 @@ class Fence(BaseFence[Session]):
         continues_root: str = "",
         timeout: float | None = None,
         acknowledged: Iterable[Receipt] = (),
-    ) -> Iterator[Lease]:
+    ) -> Iterator[Lease[Tx]]:
         """Acquire a resource, renew in the background, and release it when the block is left.
 
         operation: the class of work, which the policy must allow. ttl: seconds that the lease lasts
@@ -100,7 +138,7 @@ class Fence(BaseFence[Session]):
             timeout,
             acknowledged,
         )
-        lease = Lease.acquire(self._database, wanted, timeout)
+        lease: Lease[Tx] = Lease.acquire(self._database, wanted, timeout)
         try:
             yield lease
         finally:
@@ -109,9 +147,13 @@ class Fence(BaseFence[Session]):
             except Exception as error:
                 _log.warning("%r was not released, it ends by itself: %s", lease, error)
 
-    def apply(self, conn: Connection, grant: str | Lease, segment: int, payload: object) -> Verdict:
+    def apply(
+        self, conn: "Connection | Caller", grant: str | Lease[Any], segment: int, payload: object
+    ) -> Verdict:
         """Call `fenced_apply` in the transaction that the caller has open on `conn`.
 
+        conn: a psycopg connection, a SQLAlchemy Connection, Session or scoped_session. A Session
+        flushes nothing because of the call, so what is pending is written after it.
         Never commits, and returns the verdict also when it refuses: commit then, so that the
         evidence stays, and call `verdict.require()` for an exception. Write only where
         `verdict.lets_write`: after ACCEPTED, and in shadow after WOULD_REFUSE.
@@ -126,10 +168,15 @@ class Fence(BaseFence[Session]):
         if verifier.lacks_key(token):
             with self._database.lent() as session:
                 session.run(verifier.follow())
-        return run_within(conn, self._apply_within(token, segment, payload))
+        steps = self._apply_within(token, segment, payload)
+        if isinstance(conn, psycopg.Connection):
+            return run_within(conn, steps)
+        from pgfence.drivers import sqlalchemy as driver
+
+        return driver.run_within(conn, steps)
 
     def reconcile(
-        self, unknown: MutationUnknownError | Coordinates, *, grant: str | Lease | None = None
+        self, unknown: MutationUnknownError | Coordinates, *, grant: str | Lease[Any] | None = None
     ) -> Outcome:
         """What became of a segment whose COMMIT was not answered (R45), as far as can be proven.
 

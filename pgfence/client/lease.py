@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from math import inf
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self
+
+from typing_extensions import TypeVar
 
 from pgfence.client import protocol, segments
 from pgfence.client.base import Acquired, BaseLease, acquire, check_count, moment
@@ -18,6 +20,8 @@ from pgfence.model.verdict import Verdict
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _Computed = TypeVar("_Computed")
+#: What a work function gets: a psycopg connection, or what SQLAlchemy has in its place.
+Tx = TypeVar("Tx", default=Connection)
 
 
 class Lost:
@@ -42,7 +46,7 @@ class Lost:
         return self._is_lost()
 
 
-class Lease(BaseLease[Session]):
+class Lease(BaseLease[Session], Generic[Tx]):
     """A resource that this process holds; made by `Fence.hold`.
 
     Threads may share it: one segment is applied after the other.
@@ -102,7 +106,7 @@ class Lease(BaseLease[Session]):
     def apply(
         self,
         payload: object,
-        work: Callable[[Connection], object],
+        work: Callable[[Tx], object],
         *,
         segment: int | None = None,
     ) -> Receipt:
@@ -133,7 +137,7 @@ class Lease(BaseLease[Session]):
         self,
         compute: Callable[[_Item], _Computed],
         items: Iterable[_Item],
-        work: Callable[[Connection, _Computed], object],
+        work: Callable[[Tx, _Computed], object],
         *,
         payload: Callable[[_Item], object] = lambda item: item,
         workers: int = 4,

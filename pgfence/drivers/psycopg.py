@@ -82,7 +82,7 @@ class Session:
         #: The connection's, kept because making one costs as much as running a statement with it.
         self._cursors: list[RawCursor[Row]] = []
         self._transaction: psycopg.Transaction | None = None
-        self._work: Callable[[Connection], object] | None = None
+        self._work: Callable[[Any], object] | None = None
         #: The connection that the work function uses now.
         self._working: Connection | None = None
         self._stopping = threading.Lock()
@@ -90,7 +90,7 @@ class Session:
         self.connect_timeout = 10.0
         self._wake = threading.Event()
 
-    def run(self, steps: Steps[_T], work: Callable[[Connection], object] | None = None) -> _T:
+    def run(self, steps: Steps[_T], work: Callable[[Any], object] | None = None) -> _T:
         """Drive `steps`; `work` is what a `Work` step calls, with the connection."""
         self._work = work
         self._wake.clear()
@@ -175,12 +175,7 @@ class Session:
 
     def _connect(self) -> Connection:
         timeout = max(2, round(self.connect_timeout))
-        parameters: dict[str, Any] = {"connect_timeout": timeout}
-        conn = psycopg.connect(
-            conninfo.make_conninfo("", **(parameters | self._parameters)),
-            autocommit=True,
-            prepare_threshold=self._prepare_threshold,
-        )
+        conn = self._new(timeout)
         try:
             with time_limit(conn, timeout):
                 self._pooled = is_pooled(conn)
@@ -192,6 +187,14 @@ class Session:
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         conn.read_only = False
         return conn
+
+    def _new(self, timeout: int) -> Connection:
+        parameters: dict[str, Any] = {"connect_timeout": timeout}
+        return psycopg.connect(
+            conninfo.make_conninfo("", **(parameters | self._parameters)),
+            autocommit=True,
+            prepare_threshold=self._prepare_threshold,
+        )
 
     def _batch(self, conn: Connection, batch: Batch) -> list[list[Row]]:
         # A Transaction and no BEGIN of our own: psycopg then refuses commit() and rollback() of the
@@ -216,16 +219,22 @@ class Session:
         conn, work = self._conn, self._work
         assert conn is not None  # noqa: S101 - a Batch came before
         assert work is not None  # noqa: S101 - run() was called with one
-        self._working = conn
-        try:
+        with self._stoppable(conn):
             work(conn)
-        finally:
-            with self._stopping:
-                self._working = None
         left = LEFT.get(conn.pgconn.transaction_status)
         if left is None:
             raise psycopg.OperationalError("the connection was lost before COMMIT")
         return left
+
+    @contextmanager
+    def _stoppable(self, conn: Connection) -> Iterator[None]:
+        """The work function runs on this connection in the block."""
+        self._working = conn
+        try:
+            yield
+        finally:
+            with self._stopping:
+                self._working = None
 
     def _commit(self) -> None:
         transaction, self._transaction = self._transaction, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
@@ -21,6 +22,7 @@ import asyncpg
 import psycopg
 from psycopg import conninfo
 from psycopg.rows import dict_row
+from sqlalchemy import Engine, create_engine, orm, text
 
 import pgfence
 from pgfence.client.async_lease import AsyncLost
@@ -102,7 +104,7 @@ class Driver(Protocol):
 
 
 class _PsycopgLease:
-    def __init__(self, lease: pgfence.Lease) -> None:
+    def __init__(self, lease: pgfence.Lease[Any]) -> None:
         self._lease = lease
 
     def __getattr__(self, name: str) -> Any:
@@ -376,4 +378,66 @@ class Asyncpg(AsyncDriver):
         return await conn.fetch(query, *parameters)
 
 
-DRIVERS: list[Driver] = [Psycopg(), PsycopgAsync(), Asyncpg()]
+class _SqlalchemyFence:
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        self._engine = engine
+        self._fence = pgfence.connect(orm.sessionmaker(engine), **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fence, name)
+
+    @contextmanager
+    def hold(self, resource: str, **options: Any) -> Iterator[Any]:
+        with self._fence.hold(resource, **options) as lease:
+            yield _SqlalchemyLease(lease)
+
+    def close(self) -> None:
+        self._fence.close()
+        self._engine.dispose()
+
+
+class _SqlalchemyLease(_PsycopgLease):
+    def apply(
+        self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
+    ) -> Receipt:
+        return self._lease.apply(payload, lambda tx: work(_execute_in(tx)), segment=segment)
+
+
+class Sqlalchemy:
+    """SQLAlchemy, synchronous, with Sessions."""
+
+    name = "sqlalchemy"
+
+    def connect(self, dsn: str, **options: Any) -> Any:
+        engine = sqlalchemy_engine(dsn)
+        try:
+            return _SqlalchemyFence(engine, **options)
+        except BaseException:
+            engine.dispose()
+            raise
+
+    @contextmanager
+    def transaction(self, dsn: str) -> Iterator[tuple[Any, Execute]]:
+        engine = sqlalchemy_engine(dsn)
+        try:
+            with orm.Session(engine) as session, session.begin():
+                yield session, _execute_in(session)
+        finally:
+            engine.dispose()
+
+
+def sqlalchemy_engine(dsn: str, **options: Any) -> Engine:
+    """An Engine as an application makes one for use behind a pooler."""
+    arguments = conninfo.conninfo_to_dict(dsn) | {"prepare_threshold": None}
+    return create_engine("postgresql+psycopg://", connect_args=arguments, **options)
+
+
+def _execute_in(session: orm.Session) -> Execute:
+    def execute(query: str, *parameters: object) -> object:
+        named = {f"p{number}": value for number, value in enumerate(parameters, 1)}
+        return session.execute(text(re.sub(r"\$(\d+)", r":p\1", query)), named)
+
+    return execute
+
+
+DRIVERS: list[Driver] = [Psycopg(), PsycopgAsync(), Asyncpg(), Sqlalchemy()]

@@ -28,7 +28,7 @@ def lose(
     with proxy_to(served.dsn("worker_a")) as proxy:
         fence = connect(dsn=proxy.dsn)
         with fence.hold(RESOURCE, operation="settle", ttl=60) as lease:
-            lease.position()  # its connection is there before anything is lost
+            lease.advance()  # its connection is there before anything is lost
             how(proxy)
             with pytest.raises(errors.MutationUnknownError) as caught:
                 lease.apply({"page": 1}, settle(1))

@@ -1,0 +1,300 @@
+"""SQLAlchemy 2: a caller's Connection or Session, or segments that an Engine begins.
+
+In a caller's transaction the calls are statements of its Connection: events, logging and tracing
+see them, any PostgreSQL dialect will do, and a Session flushes nothing because of them.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import psycopg
+from sqlalchemy import Connection, Engine, TextClause, event, text
+from sqlalchemy.exc import (
+    DBAPIError,
+    InvalidRequestError,
+    SQLAlchemyError,
+    UnboundExecutionError,
+)
+from sqlalchemy.orm import Session as OrmSession
+from sqlalchemy.orm import scoped_session, sessionmaker
+
+from pgfence import errors
+from pgfence.client.protocol import (
+    Batch,
+    Call,
+    Commit,
+    Failed,
+    Left,
+    Reopen,
+    Rollback,
+    Row,
+    Step,
+    Steps,
+    Work,
+)
+from pgfence.drivers import psycopg as driver
+
+#: What a caller may have a transaction open on.
+Caller: TypeAlias = Connection | OrmSession | scoped_session[Any]
+#: What an application begins its transactions with; `work` gets a Connection, or a Session.
+Source: TypeAlias = Engine | sessionmaker[Any]
+_T = TypeVar("_T")
+
+
+class Session(driver.Session):
+    """Segments run in transactions that the application's Engine or sessionmaker begins.
+
+    All else goes over a connection of ours, opened as the Engine opens those of its pool, and none
+    of them: a renewal must not wait until a segment gives one back. Not for two threads at once.
+    """
+
+    def __init__(self, source: Source, engine: Engine) -> None:
+        super().__init__("", prepare_threshold=None)
+        self._source = source
+        #: Connects like the Engine's; keeps nothing.
+        self._pool = engine.pool.recreate()
+        self._segment: _Transaction | None = None
+
+    def run(self, steps: Steps[_T], work: Callable[[Any], object] | None = None) -> _T:
+        try:
+            return super().run(steps, work)
+        finally:
+            self._roll_back()
+
+    def _carry_out(self, step: Step) -> object:
+        try:
+            match step:
+                case Batch(begin=True):
+                    return self._begin(step)
+                case Work():
+                    return self._call_work()
+                case Commit():
+                    self._commit()
+                case Rollback():
+                    self._roll_back()
+                case Reopen():
+                    # The next step opens what it needs: the one kind of connection or the other.
+                    self.close()
+                case _:
+                    return super()._carry_out(step)
+        except DBAPIError as error:
+            _report(error)
+        return None
+
+    def _new(self, timeout: int) -> driver.Connection:
+        """As the Engine connects: its URL, arguments and events, and its time limit."""
+        try:
+            pooled = self._pool.connect()
+        except psycopg.Error:
+            raise
+        except Exception as error:  # whatever an event of the application's raises
+            raise Failed(str(error), lost=True) from error
+        own = pooled.driver_connection
+        assert isinstance(own, psycopg.Connection)  # noqa: S101 - sessions() has seen to it
+        pooled.detach()
+        own.autocommit = True
+        return own
+
+    def _begin(self, batch: Batch) -> list[list[Row]]:
+        try:
+            self._segment = segment = _Transaction(self._source)
+        except DBAPIError as error:
+            _report(error, lost=True)
+        return _run(segment.connection, batch)
+
+    def _call_work(self) -> Left:
+        segment, work = self._segment, self._work
+        assert segment is not None  # noqa: S101 - a Batch came before
+        assert work is not None  # noqa: S101 - run() was called with one
+        with self._stoppable(segment.raw):
+            work(segment.given)
+            return segment.left()
+
+    def _commit(self) -> None:
+        segment, self._segment = self._segment, None
+        assert segment is not None  # noqa: S101 - a Batch came before
+        segment.commit()
+
+    def _roll_back(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.roll_back()
+
+
+class _Transaction:
+    """One transaction of the application's, from the first statement to COMMIT."""
+
+    def __init__(self, source: Source) -> None:
+        self._context = _begin(source)
+        #: What the work function gets, and its Connection.
+        self.given, self.connection = self._context.__enter__()
+        self.raw: Any = self.connection.connection.driver_connection
+        self._root: Any = self.given.get_transaction()
+        self._may_commit = self._committing = False
+        self._refusal: InvalidRequestError | None = None
+        for name in ("commit", "prepare_twophase"):
+            event.listen(self.connection, name, self._on_commit)
+
+    def _on_commit(self, connection: Connection, *_: object) -> None:
+        """SQLAlchemy is about to send COMMIT, or PREPARE TRANSACTION."""
+        if not self._may_commit:
+            # Whatever SQLAlchemy takes the transaction for now, the server has undone it.
+            connection.invalidate()
+            self._refusal = InvalidRequestError(
+                "the work function must not commit: its segment is committed together with its "
+                "receipt. The transaction was undone"
+            )
+            raise self._refusal
+        self._committing = True
+
+    def left(self) -> Left:
+        """What the work function left, after what it left to be flushed."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self.raw.closed:
+            lost = psycopg.OperationalError("the connection was lost before COMMIT")
+            raise Failed(str(lost), lost=True) from lost
+        ended = self.given.get_transaction() is not self._root
+        if ended or not self._root.is_active:
+            # Undone, by rollback() or by a flush that failed: it cannot have committed.
+            return Left.ABORTED
+        if isinstance(self.given, OrmSession):
+            self.given.flush()
+        return driver.LEFT[self.raw.pgconn.transaction_status]
+
+    def commit(self) -> None:
+        self._may_commit = True
+        try:
+            self._context.__exit__(None, None, None)
+        except DBAPIError:
+            raise
+        except Exception as error:
+            # An event handler of the application's. Before COMMIT it has prevented that; after it
+            # nobody knows.
+            if self._committing:
+                raise
+            raise Failed(str(error), lost=False) from error
+
+    def roll_back(self) -> None:
+        with suppress(SQLAlchemyError):
+            self._context.__exit__(_RollBack, _RollBack(), None)
+
+
+class _RollBack(Exception):  # noqa: N818 - leaves a block
+    pass
+
+
+@contextmanager
+def _begin(source: Source) -> Iterator[tuple[Connection | OrmSession, Connection]]:
+    """Begin a transaction as the application does; commits, or rolls back on an exception."""
+    if isinstance(source, Engine):
+        with source.connect() as connection, connection.begin():
+            refuse_autocommit(connection)
+            yield connection, connection
+    else:
+        with source() as session, session.begin():
+            connection = session.connection()
+            refuse_autocommit(connection)
+            yield session, connection
+
+
+def sessions(source: Source) -> Callable[[], Session]:
+    """What makes sessions on an Engine or sessionmaker.
+
+    Raises `InvalidArgumentError` if it is neither, or none that we can use.
+    """
+    if isinstance(source, Engine):
+        bind: Engine | Connection = source
+    elif isinstance(source, sessionmaker):
+        with source() as session:
+            try:
+                bind = session.get_bind()
+            except UnboundExecutionError as error:
+                raise errors.InvalidArgumentError(str(error)) from error
+    else:
+        raise errors.InvalidArgumentError(
+            f"connect takes a DSN, an Engine or a sessionmaker, not {source!r}"
+        )
+    if not isinstance(bind, Engine):
+        raise errors.InvalidArgumentError(
+            "the sessionmaker is bound to a Connection, and a lease needs connections of its own"
+        )
+    engine = bind
+    if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
+        raise errors.InvalidArgumentError(
+            f"connect takes an Engine of postgresql+psycopg, not of {engine.url.drivername}: "
+            "connect with a DSN, and call Fence.apply in transactions of that Engine"
+        )
+    return lambda: Session(source, engine)
+
+
+def run_within(caller: Caller, steps: Steps[_T]) -> _T:
+    """Drive `steps`, which are calls, in the transaction of a Connection or Session.
+
+    Raises `InvalidArgumentError` in AUTOCOMMIT, and for what is no PostgreSQL.
+    """
+    if isinstance(caller, Connection):
+        connection = caller
+    elif isinstance(caller, OrmSession | scoped_session):
+        connection = caller.connection()
+    else:
+        raise errors.InvalidArgumentError(
+            "apply takes a psycopg connection or a Connection, Session or scoped_session of "
+            f"SQLAlchemy, not {caller!r}"
+        )
+    if connection.dialect.name != "postgresql":
+        raise errors.InvalidArgumentError(f"this is {connection.dialect.name}, not PostgreSQL")
+    refuse_autocommit(connection)
+
+    def perform(step: Step) -> object:
+        assert isinstance(step, Batch)  # noqa: S101 - nothing else is the driver's to do here
+        try:
+            return _run(connection, step)
+        except DBAPIError as error:
+            _report(error)
+
+    return driver.run(steps, perform)
+
+
+def refuse_autocommit(connection: Connection) -> None:
+    """Raise `InvalidArgumentError` where each statement is a transaction of its own."""
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    if dbapi_connection.autocommit:
+        raise errors.InvalidArgumentError(
+            "the connection is in AUTOCOMMIT: an admission would end with the call. "
+            'execution_options(isolation_level="READ COMMITTED") makes an Engine or a Connection '
+            "that is not"
+        )
+
+
+def _run(connection: Connection, batch: Batch) -> list[list[Row]]:
+    return [
+        list(connection.execute(_statement(call.sql), _parameters(call)).all())
+        for call in batch.calls
+    ]
+
+
+@lru_cache
+def _statement(sql: str) -> TextClause:
+    """The one text of every driver, with SQLAlchemy's placeholders."""
+    return text(re.sub(r"\$(\d+)", r":p\1", sql))
+
+
+def _parameters(call: Call) -> dict[str, object]:
+    return {f"p{number}": value for number, value in enumerate(call.parameters, 1)}
+
+
+def _report(error: DBAPIError, *, lost: bool = False) -> NoReturn:
+    """Turn an error of SQLAlchemy's into the protocol's report."""
+    said = errors.said_by(error)
+    raise Failed(
+        said.message,
+        lost=lost or error.connection_invalidated or said.fatal,
+        sqlstate=said.sqlstate,
+        detail=said.detail,
+        hint=said.hint,
+        rule=said.rule,
+    ) from error
