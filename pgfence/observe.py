@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 #: Seconds: from a notification in the same database to a lease of an hour.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+#: Seconds that a resource may take to change hands, unless somebody says otherwise.
+HANDOVER_BUDGET = 5.0
 _log = logging.getLogger("pgfence.events")
 
 
 class _Meters:
     """The metrics, in one place with their names, labels and units."""
 
-    def __init__(self, registry: "CollectorRegistry") -> None:
+    def __init__(self, registry: "CollectorRegistry", budget: float) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
         def counter(name: str, says: str, *labels: str) -> Any:
@@ -75,16 +77,24 @@ class _Meters:
         self.handovers_over_budget = counter(
             "pgfence_handovers_over_budget", "Handovers that took longer than the budget"
         )
-        self.handover_budget = gauge(
-            "pgfence_handover_budget_seconds", "How long a handover may take"
-        )
+        self.budget = budget
+        gauge("pgfence_handover_budget_seconds", "How long a handover may take").set(budget)
 
 
 _meters: _Meters | None = None
 
 
-def enable_metrics(registry: "CollectorRegistry | None" = None) -> None:
+def counting() -> bool:
+    """Whether anybody wants numbers, so that it is worth asking the database for them."""
+    return _meters is not None
+
+
+def enable_metrics(
+    registry: "CollectorRegistry | None" = None, *, handover_budget: float = HANDOVER_BUDGET
+) -> None:
     """Count from now on, in Prometheus' default registry if none is given; again: nothing.
+
+    handover_budget: seconds that a resource may take to change hands.
 
     Raises `PgfenceError` without the package prometheus-client.
     """
@@ -97,12 +107,14 @@ def enable_metrics(registry: "CollectorRegistry | None" = None) -> None:
         raise PgfenceError(
             "metrics take the package prometheus-client: pip install 'pgfence[metrics]'"
         ) from error
-    _meters = _Meters(registry or REGISTRY)
+    _meters = _Meters(registry or REGISTRY, handover_budget)
 
 
-def serve_metrics(port: int, address: str = "127.0.0.1") -> None:
+def serve_metrics(
+    port: int, address: str = "127.0.0.1", *, handover_budget: float = HANDOVER_BUDGET
+) -> None:
     """Enable them, and answer http://address:port/metrics in a thread of this process."""
-    enable_metrics()
+    enable_metrics(handover_budget=handover_budget)
     from prometheus_client import start_http_server
 
     start_http_server(port, address)
@@ -222,11 +234,10 @@ def ended_overdue_session() -> None:
         _meters.overdue_sessions.inc()
 
 
-def handovers(seconds: Iterable[float], budget: float) -> None:
-    """Handovers that were completed, and how long one may take."""
+def handovers(seconds: Iterable[float]) -> None:
+    """Handovers that were completed."""
     if _meters is not None:
-        _meters.handover_budget.set(budget)
         for one in seconds:
             _meters.handovers.observe(one)
-            if one > budget:
+            if one > _meters.budget:
                 _meters.handovers_over_budget.inc()

@@ -21,6 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pgfence import observe
 from pgfence.client.protocol import SCHEMA_VERSION
 from pgfence.errors import PgfenceError, SchemaVersionError, from_sqlstate
 
@@ -36,6 +37,15 @@ Dsn = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+
+Metrics = Annotated[
+    str,
+    typer.Option(
+        metavar="[ADDRESS:]PORT",
+        show_default=False,
+        help="Answer /metrics there, on 127.0.0.1 unless an address is given.",
+    ),
+]
 
 Connection = psycopg.Connection[Any]
 _P = ParamSpec("_P")
@@ -72,6 +82,16 @@ def log_to_stdout(*, as_json: bool) -> None:
     logger = logging.getLogger("pgfence")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+def serve_metrics(where: str, handover_budget: float = observe.HANDOVER_BUDGET) -> None:
+    """Answer /metrics at [ADDRESS:]PORT; nothing where that is empty."""
+    if not where:
+        return
+    address, _, port = where.rpartition(":")
+    if not (port.isdecimal() and int(port) < 65536):
+        raise typer.BadParameter(f"{where!r} is not [ADDRESS:]PORT", param_hint="--metrics")
+    observe.serve_metrics(int(port), address or "127.0.0.1", handover_budget=handover_budget)
 
 
 class _ForPeople(logging.Formatter):

@@ -6,40 +6,22 @@ from typing import Annotated
 
 import typer
 
-from pgfence import observe
 from pgfence import reconcile as process
 from pgfence.cli.output import (
     FOUND,
     Dsn,
     Json,
+    Metrics,
     console,
     database,
     log_to_stdout,
     print_json,
     print_table,
     reported,
+    serve_metrics,
 )
 
 _RIGHTS = "a role of the workload, or a member of pgfence_owner; --look: also in pgfence_auditor"
-
-Metrics = Annotated[
-    str,
-    typer.Option(
-        metavar="[ADDRESS:]PORT",
-        show_default=False,
-        help="Answer /metrics there, on 127.0.0.1 unless an address is given.",
-    ),
-]
-
-
-def serve_metrics(where: str) -> None:
-    """Answer /metrics at [ADDRESS:]PORT; nothing where that is empty."""
-    if not where:
-        return
-    address, _, port = where.rpartition(":")
-    if not (port.isdecimal() and int(port) < 65536):
-        raise typer.BadParameter(f"{where!r} is not [ADDRESS:]PORT", param_hint="--metrics")
-    observe.serve_metrics(int(port), address or "127.0.0.1")
 
 
 @reported

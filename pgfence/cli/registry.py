@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from pgfence.cli.output import Dsn, Json, log_to_stdout, reported
+from pgfence import observe
+from pgfence.cli.output import Dsn, Json, Metrics, log_to_stdout, reported, serve_metrics
 from pgfence.registry import serve as process
 
 app = typer.Typer(no_args_is_help=True, help="The process that signs grants.")
@@ -24,6 +25,10 @@ def serve(
         Path | None,
         typer.Option(help="The status key, where databases elsewhere use this registry."),
     ] = None,
+    metrics: Metrics = "",
+    handover_budget: Annotated[
+        float, typer.Option(help="Of --metrics: seconds that a resource may take to change hands.")
+    ] = observe.HANDOVER_BUDGET,
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:
@@ -33,4 +38,5 @@ def serve(
     The log goes to standard output.
     """
     log_to_stdout(as_json=as_json)
+    serve_metrics(metrics, handover_budget)
     process.run(dsn, key, status_key)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from math import inf, isfinite
 from typing import Any, Generic, NamedTuple
 
-from pgfence import errors
+from pgfence import errors, observe
 from pgfence.client import protocol, segments
 from pgfence.client.database import Database, S, monotonic
 from pgfence.client.protocol import Answer, Reopen, Request, Segment, Steps
@@ -106,7 +106,9 @@ class BaseFence(Generic[S]):
                 payload_digest=digest,
             )
         wanted = _segment(token, claims, segment, text, digest)
-        return (yield from protocol.apply_within(wanted, monotonic))
+        verdict = yield from protocol.apply_within(wanted, monotonic)
+        observe.verdict(verdict)
+        return verdict
 
     def _reconcile(
         self,
@@ -116,7 +118,10 @@ class BaseFence(Generic[S]):
         """What became of a segment; see `Fence.reconcile`."""
         if isinstance(unknown, errors.MutationUnknownError):
             unknown = unknown.coordinates
-        return protocol.reconcile(unknown, grant.token if isinstance(grant, BaseLease) else grant)
+        token = grant.token if isinstance(grant, BaseLease) else grant
+        outcome = yield from protocol.reconcile(unknown, token)
+        observe.reconciled(outcome.outcome)
+        return outcome
 
 
 class Acquired(NamedTuple):
@@ -133,11 +138,13 @@ def acquire(database: Database[S], wanted: Request, timeout: float | None) -> St
     rather than keep others waiting.
     """
     answer = None
+    asked_at = monotonic()
     try:
         answer = yield from protocol.acquire(wanted, timeout, monotonic)
         yield from database.verifier.follow()
         acquired = Acquired(answer, _checked(database.verifier, wanted, answer))
         yield from _refuse_lost(database, wanted.resource, bool(answer.in_shadow))
+        observe.acquired(wanted.resource, acquired.grant.fence_token, monotonic() - asked_at)
         return acquired
     except GeneratorExit:
         raise
@@ -195,6 +202,7 @@ class Belief:
         self._name = name
         self._moved = moved
         self._ownership = Ownership()
+        self._held_at = monotonic()
         self._lock = threading.Lock()
 
     def change(self, move: protocol.Move) -> Ownership:
@@ -204,6 +212,7 @@ class Belief:
             after = self._ownership = move(before, now)
             if after.state is not before.state:
                 _log_move(self._name, before, after)
+                observe.moved(self._name, before, after, now - self._held_at)
         if after.state is not before.state:
             self._moved()
         return after
@@ -386,6 +395,7 @@ class BaseLease(Generic[S]):
             )
         except errors.MutationUnknownError:
             self._registry_session.wake()
+            observe.mutation_unknown(self.resource, self.operation_root, number)
             yield from self._report(wanted)
             raise
         except Exception as error:
@@ -393,6 +403,7 @@ class BaseLease(Generic[S]):
             if isinstance(error, errors.LeaseEndedError):
                 self._registry_session.wake()
             raise
+        observe.verdict(verdict)
         receipt = self._receipt(verdict, wanted)
         if verdict.accepted:
             self._unknown = None

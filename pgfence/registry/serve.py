@@ -4,7 +4,6 @@ Any number may run at once, with the same key or with several. None of them reme
 one that is killed loses nothing: what it had not recorded, the next one signs.
 """
 
-import json
 import logging
 import random
 import signal
@@ -19,7 +18,7 @@ import psycopg
 from psycopg import IsolationLevel, RawCursor
 from psycopg.rows import tuple_row
 
-from pgfence import tokens
+from pgfence import observe, tokens
 from pgfence.client.database import monotonic
 from pgfence.drivers.psycopg import time_limit
 from pgfence.errors import NoWorkloadError, PgfenceError
@@ -32,6 +31,13 @@ _LOOK = 0.5
 #: Seconds that one look may take before its connection is given up.
 _ANSWER = 10.0
 _OVERDUE = "select pid, transaction, resource, overdue_ms from pgfence_registry.overdue_sessions()"
+#: Those whose transaction was open at one look are seen at the next one.
+_HANDED_OVER = """
+    select resource, fence_token, handover_ms
+      from pgfence.handovers(pg_catalog.clock_timestamp() - interval '1 minute')
+"""
+#: Seconds between two looks for handovers.
+_HANDOVERS = 5.0
 #: Seconds between attempts to connect: doubled each time, and drawn from the upper half.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
@@ -110,6 +116,9 @@ class _Shift:
         self._issuer = issuer
         #: Overdue sessions that the last look has found: backend and transaction.
         self._overdue: set[tuple[int | None, str]] = set()
+        #: Handovers that were counted; None: those of before this connection are not.
+        self._handed_over: set[tuple[Any, ...]] | None = None
+        self._next_handovers = 0.0
         #: What was complained about, so that it is said once.
         self._said: set[object] = set()
 
@@ -121,6 +130,7 @@ class _Shift:
                 self._sign()
                 if monotonic() >= next_look:
                     self._end_overdue()
+                    self._note_handovers()
                     next_look = monotonic() + _LOOK
             for _ in self._conn.notifies(timeout=max(0.0, next_look - monotonic()), stop_after=1):
                 pass
@@ -131,6 +141,7 @@ class _Shift:
             if outcome.problem:
                 self._complain("not signed", lease=outcome.lease, problem=outcome.problem)
             elif grant and outcome.recorded:
+                observe.signed()
                 _event(
                     "signed",
                     resource=grant.resource,
@@ -170,6 +181,7 @@ class _Shift:
                         next_step="grant pg_signal_backend to the registry's login role",
                     )
                 else:
+                    observe.ended_overdue_session()
                     _event(
                         "ended an overdue session",
                         logging.WARNING,
@@ -179,6 +191,17 @@ class _Shift:
                     )
         self._overdue = {(pid, transaction) for pid, transaction, *_ in rows}
 
+    def _note_handovers(self) -> None:
+        """Let metrics know how long resources took to change hands since the last look."""
+        if not observe.counting() or monotonic() < self._next_handovers:
+            return
+        self._next_handovers = monotonic() + _HANDOVERS
+        with RawCursor(self._conn, row_factory=tuple_row) as cursor:
+            found = {tuple(key): ms / 1000 for *key, ms in cursor.execute(_HANDED_OVER)}
+        if self._handed_over is not None:
+            observe.handovers(s for key, s in found.items() if key not in self._handed_over)
+        self._handed_over = set(found)
+
     def _complain(self, name: str, **fields: Any) -> None:
         what = (name, *fields.values())
         if what not in self._said:
@@ -187,6 +210,4 @@ class _Shift:
 
 
 def _event(name: str, level: int = logging.INFO, **fields: Any) -> None:
-    """One log line: a JSON object."""
-    time = datetime.now(UTC).isoformat(timespec="milliseconds")
-    _log.log(level, "%s", json.dumps({"time": time, "event": name} | fields))
+    observe.event(_log, name, level, **fields)

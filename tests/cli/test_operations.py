@@ -12,7 +12,7 @@ from tests.support import Database
 
 QUERIES = [
     pytest.param(block, id=f"{page}, line {block.line}")
-    for page in ("operations.md", "growth.md")
+    for page in ("operations.md", "growth.md", "observability.md")
     for block in blocks(ROOT / "docs" / page)
     if block.language == "sql"
 ]

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -224,11 +226,14 @@ def test_r45_watching_settles_warns_and_raises_the_alarm(
     database: Database, tmp_path: Path
 ) -> None:
     unanswered(database)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
             [sys.executable, "-c", "from pgfence.cli import main; main()",
-             "reconcile", "--watch", "--every", "0.1", "--json"],
+             "reconcile", "--watch", "--every", "0.1", "--json", "--metrics", str(port)],
             env=os.environ | {"PGFENCE_DSN": database.dsn("dba")},
             stdout=out,
         )  # fmt: skip
@@ -244,6 +249,10 @@ def test_r45_watching_settles_warns_and_raises_the_alarm(
         (overdue,) = events("overdue")
         assert (overdue["resource"], overdue["owner"]) == (BATCH, "worker-a")
         assert "the next owner" in overdue["ask"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+            (oldest,) = re.findall(r"^pgfence_unknown_oldest_seconds (.*)$", page.read().decode(),
+                                   re.MULTILINE)  # fmt: skip
+        assert float(oldest) > 900
         newer = issue(database, "worker_b", BATCH)
         database.connect("worker_b").execute("select pgfence.advance(%s)", [newer.token])
         wait_until(lambda: bool(events("settled")), "it settles what is proven by then")

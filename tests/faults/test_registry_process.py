@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import psycopg
@@ -211,3 +216,51 @@ def test_a_process_whose_role_may_not_sign_says_which_grant_is_missing(
     issuer = Issuer(keys.grant)
     with pytest.raises(errors.NoWorkloadError, match="grant pgfence_registry to worker_a"):
         serve.serve(database.dsn("worker_a"), issuer, threading.Event())
+
+
+def test_a_registry_answers_metrics_with_the_handovers_of_its_database(
+    database: Database, key_file: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from pgfence.cli import main; main()", "registry", "serve",
+         "--key", key_file, "--metrics", str(port), "--handover-budget", "600"],
+        env=os.environ | {"PGFENCE_DSN": database.dsn("registry")},
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def metric(name: str) -> float:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+                text = page.read().decode()
+        except OSError:
+            return -1.0
+        return max((float(line.split()[1]) for line in text.splitlines()
+                    if line.startswith(f"{name} ")), default=-1.0)  # fmt: skip
+
+    try:
+        with pgfence.connect(database.dsn("worker_a")) as fence:
+            handed_over = 0
+            # The first look only learns what was there before.
+            while metric("pgfence_handover_seconds_count") < 1:
+                handed_over += 1
+                assert handed_over < 100
+                with fence.hold(RESOURCE, operation="settle", ttl=60, timeout=PATIENCE) as lease:
+                    lease.advance()
+                    waiting = Waiting(database, role="worker_b")
+                    wait_until(lambda: _waits(database), "the successor waits")
+                waiting.join()
+        assert metric("pgfence_grants_signed_total") >= 2 * handed_over
+        assert metric("pgfence_handovers_over_budget_total") == 0
+        assert metric("pgfence_handover_budget_seconds") == 600
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+
+
+def _waits(database: Database) -> bool:
+    with psycopg.connect(database.dsn()) as conn:
+        row = conn.execute("select from pgfence_registry.requests where state = 'WAITING'")
+        return row.fetchone() is not None
