@@ -1,19 +1,24 @@
 """A resource that this process holds, for tasks: as lease.py, and awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Self
+from math import inf
+from typing import Any, Self, TypeVar
 
 from pgfence import errors
-from pgfence.client import protocol
-from pgfence.client.base import Acquired, BaseLease, acquire, moment
+from pgfence.client import protocol, segments
+from pgfence.client.base import Acquired, BaseLease, acquire, check_counts, moment
 from pgfence.client.database import Database
-from pgfence.drivers.async_session import AsyncSession, uncut
+from pgfence.client.progress import progress_bar
+from pgfence.drivers.async_session import AsyncSession, drive, uncut
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+_Computed = TypeVar("_Computed")
 #: The turns in whose work this task runs; a task that the work function starts inherits them.
 _turns: ContextVar[tuple[object, ...]] = ContextVar("pgfence turns", default=())
 
@@ -119,15 +124,113 @@ class AsyncLease(BaseLease[AsyncSession]):
                 self.on_lost(self._work_session.stop_work)
             return await self._work_session.run(self._apply(payload, segment), work)
 
+    async def map(
+        self,
+        compute: Callable[[_Item], Awaitable[_Computed]],
+        items: Iterable[_Item],
+        work: Callable[[Any, _Computed], Awaitable[object]],
+        *,
+        payload: Callable[[_Item], object] = lambda item: item,
+        workers: int = 4,
+        ahead: int | None = None,
+        first: int = 1,
+        progress: bool = False,
+    ) -> list[Receipt]:
+        """Compute for several items at once, and apply them in order, one segment each (R46).
+
+        As `Lease.map`; `workers` tasks compute at a time. When it ends early, they are cancelled.
+        """
+        check_counts(workers=workers, ahead=ahead or 1, first=first)
+        total, earlier = await self._in_turn(self._stand())
+        tasks: set[asyncio.Task[_Computed]] = set()
+        slots = asyncio.Semaphore(workers)
+
+        async def computed(item: _Item) -> _Computed:
+            async with slots:
+                return await compute(item)
+
+        async def perform(step: segments.Step) -> object:
+            match step:
+                case segments.Standing(after):
+                    return await self._in_turn(self._standing(after, earlier))
+                case segments.Conflict(segment):
+                    return await self._in_turn(self._conflict(segment, earlier))
+                case segments.Compute(item):
+                    self._check_not_lost()
+                    task = asyncio.create_task(computed(item))
+                    tasks.add(task)
+                    task.add_done_callback(lambda _: self._changed.set())
+                    return task
+                case segments.Ready(task):
+                    return task.done()
+                case segments.Result(task):
+                    while not task.done():
+                        self._check_not_lost()
+                        await self._wait_for_move(None if self._in_shadow else self._left(inf))
+                    tasks.discard(task)
+                    return task.result()
+                case segments.Hold():
+                    await self.wait_held()
+                    return None
+                case segments.Apply((segment,)):
+                    return [
+                        await self.apply(
+                            segment.payload,
+                            lambda tx: work(tx, segment.computed),
+                            segment=self._own_number(segment, earlier),
+                        )
+                    ]
+            raise AssertionError(step)
+
+        try:
+            with progress_bar(self.resource, items, wanted=progress) as told:
+                steps = segments.in_order(
+                    items,
+                    payload,
+                    first=first,
+                    standing=total,
+                    ahead=ahead or 2 * workers,
+                    together=1,
+                    told=told,
+                )
+                return await drive(steps, perform)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def while_held(self) -> AsyncIterator[None]:
+        """Cancel the block when the lease is lost, which is `NotHeldError` for who is outside.
+
+        Like `asyncio.timeout`: what the block awaits is cancelled. In shadow it is left alone.
+        """
+        self._check_not_lost()
+        stop = asyncio.timeout(None)
+
+        def cancel() -> None:
+            if not self._in_shadow:
+                stop.reschedule(self._loop.time())
+
+        try:
+            async with stop:
+                watching = asyncio.create_task(self._tell(cancel))
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if stop.expired():
+                self.check()
+            raise
+
     async def advance(self) -> Verdict:
         """As `Lease.advance`."""
-        async with self._one_at_a_time():
-            return await self._work_session.run(self._advance())
+        return await self._in_turn(self._advance())
 
     async def position(self) -> Position:
         """As `Lease.position`."""
-        async with self._one_at_a_time():
-            return await self._work_session.run(protocol.position(self.resource))
+        return await self._in_turn(protocol.position(self.resource))
 
     async def release(self) -> None:
         """As `Lease.release`. It is completed also when the task that waits for it is cancelled."""
@@ -156,6 +259,11 @@ class AsyncLease(BaseLease[AsyncSession]):
             finally:
                 _turns.set(outer)
 
+    async def _in_turn(self, steps: protocol.Steps[_T]) -> _T:
+        """Drive steps without work of the caller's when it is our turn."""
+        async with self._one_at_a_time():
+            return await self._work_session.run(steps)
+
     def _check_usable(self) -> None:
         super()._check_usable()
         refuse_other_loop(self._loop, self)
@@ -164,7 +272,7 @@ class AsyncLease(BaseLease[AsyncSession]):
         while patience := self._left(until):
             await self._wait_for_move(patience)
 
-    async def _wait_for_move(self, seconds: float) -> None:
+    async def _wait_for_move(self, seconds: float | None) -> None:
         self._changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -85,7 +85,7 @@ class BaseFence(Generic[S]):
     def _token(self, grant: "str | BaseLease[Any]", segment: int) -> str:
         """The token of what `apply` was given, which may be used now."""
         self._check_usable()
-        check_count("segment", segment)
+        check_counts(segment=segment)
         if isinstance(grant, BaseLease):
             grant.check()
             return grant.token
@@ -458,6 +458,13 @@ class BaseLease(Generic[S]):
             )
         )
 
+    def _own_number(self, segment: segments.Segment, earlier: int) -> int | None:
+        """The number of an operation's segment under this fence.
+
+        In shadow the next one, because what was not accepted leaves its number to it.
+        """
+        return None if self._in_shadow else segment.number - earlier
+
     def _report(self, segment: Segment) -> Steps[None]:
         """Let others see what is unknown (R44), without keeping the caller long from knowing it."""
         session = self._work_session
@@ -504,7 +511,7 @@ class BaseLease(Generic[S]):
 
     def _number(self, segment: int | None, digest: str) -> int:
         if segment is not None:
-            check_count("segment", segment)
+            check_counts(segment=segment)
         if self._unknown is None:
             return segment or self._next_segment
         number, unknown_digest = self._unknown
@@ -568,10 +575,11 @@ def _segment(token: str, grant: Grant, number: int, payload: str, digest: str) -
     )
 
 
-def check_count(name: str, value: int) -> None:
+def check_counts(**counts: int) -> None:
     """Raise `InvalidArgumentError` if a number is none to count with."""
-    if type(value) is not int or value < 1:
-        raise errors.InvalidArgumentError(f"{name} must be an int from 1 on, not {value!r}")
+    for name, value in counts.items():
+        if type(value) is not int or value < 1:
+            raise errors.InvalidArgumentError(f"{name} must be an int from 1 on, not {value!r}")
 
 
 def _check_seconds(name: str, value: float, at_least: float) -> None:

@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from math import inf
 from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
 from pgfence.client import protocol, segments
-from pgfence.client.base import Acquired, BaseLease, acquire, check_count, moment
+from pgfence.client.base import Acquired, BaseLease, acquire, check_counts, moment
 from pgfence.client.database import Database
 from pgfence.client.progress import progress_bar
 from pgfence.drivers.psycopg import Connection, Session, run
@@ -166,9 +166,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         `NotHeldError`; with `PayloadConflictError`; and with what `apply` raises. Computations that
         are running then are waited for: long ones can look at `lease.lost`.
         """
-        check_count("workers", workers)
-        check_count("ahead", ahead or 1)
-        check_count("first", first)
+        check_counts(workers=workers, ahead=ahead or 1, first=first)
         total, earlier = self._in_turn(self._stand())
         futures: set[Future[_Computed]] = set()
         pool = executor or ThreadPoolExecutor(workers, "pgfence map")
@@ -195,21 +193,17 @@ class Lease(BaseLease[Session], Generic[Tx]):
                     self.wait_held()
                     return None
                 case segments.Apply((segment,)):
-                    # In shadow, what was not accepted leaves its number to the next one.
-                    number = None if self._in_shadow else segment.number - earlier
                     return [
                         self.apply(
-                            segment.payload, lambda tx: work(tx, segment.computed), segment=number
+                            segment.payload,
+                            lambda tx: work(tx, segment.computed),
+                            segment=self._own_number(segment, earlier),
                         )
                     ]
             raise AssertionError(step)
 
         try:
-            with (
-                progress_bar(self.resource, items)
-                if progress
-                else nullcontext(lambda done: None) as told
-            ):
+            with progress_bar(self.resource, items, wanted=progress) as told:
                 steps = segments.in_order(
                     items,
                     payload,

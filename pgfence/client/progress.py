@@ -7,8 +7,13 @@ from typing import Any
 
 
 @contextmanager
-def progress_bar(title: str, items: Iterable[Any]) -> Iterator[Callable[[int], object]]:
+def progress_bar(
+    title: str, items: Iterable[Any], *, wanted: bool
+) -> Iterator[Callable[[int], object]]:
     """Call what this gives with the number of items that are done. No terminal: no bar."""
+    if not wanted:
+        yield lambda done: None
+        return
     # Here and not above: most workers have no use for it.
     from rich.console import Console
     from rich.progress import Progress

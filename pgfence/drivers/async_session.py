@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from pgfence.client.protocol import (
     Work,
 )
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 #: The loop itself refers to its tasks only weakly.
 _unattended: set[asyncio.Task[Any]] = set()
@@ -37,12 +38,12 @@ def uncut(doing: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
 
 
 async def drive(
-    steps: Steps[_T],
-    perform: Callable[[Step], Awaitable[object]],
-    resume: Callable[[], Step] | None = None,
+    steps: Generator[_S, Any, _T],
+    perform: Callable[[_S], Awaitable[object]],
+    resume: Callable[[], _S] | None = None,
     cancelled: Callable[[asyncio.CancelledError], Awaitable[_T]] | None = None,
 ) -> _T:
-    """Drive a protocol generator to its result.
+    """Drive a generator of steps to its result.
 
     resume: gets the first step, by default from the beginning. cancelled: carries on after a
     cancellation, which by default the steps get to know like any other exception.

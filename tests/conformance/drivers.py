@@ -261,6 +261,22 @@ class _AsyncLease:
 
         return _portal.call(self._lease.apply(payload, awaited, segment=segment))
 
+    def map(
+        self,
+        compute: Callable[[Any], Any],
+        items: Iterable[Any],
+        work: Callable[[Execute, Any], object],
+        **options: Any,
+    ) -> list[Receipt]:
+        async def awaited(tx: Any, computed: Any) -> None:
+            bridge = _Bridge(lambda *query: self._driver.execute(tx, *query))
+            await bridge.run(lambda execute: work(execute, computed))
+
+        async def computed(item: Any) -> Any:
+            return await asyncio.to_thread(compute, item)
+
+        return _portal.call(self._lease.map(computed, items, awaited, **options))
+
     def advance(self) -> Verdict:
         return _portal.call(self._lease.advance())
 

@@ -16,6 +16,12 @@ from tests.support import PATIENCE, Database, wait_until
 from tests.workers import end_lease
 
 
+@pytest.fixture
+def route() -> str:
+    """A pooler changes nothing here, except where a test says so."""
+    return "direct"
+
+
 def settle(invoice: int, state: str = "settled") -> Any:
     return lambda execute: execute(SETTLE, invoice, state)
 
@@ -116,6 +122,7 @@ def test_what_on_lost_calls_may_fail_and_comes_also_when_it_is_lost_already(
         wait_until(lambda: "cannot be stopped" in caplog.text, "the failure is logged")
 
 
+@pytest.mark.parametrize("route", ["direct", "pgbouncer"])
 def test_r43_what_runs_when_the_lease_is_lost_is_stopped_and_not_written(
     connect: Connect, served: Database
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pgfence import errors
 from pgfence.model.receipt import Receipt
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
-from tests.conformance.drivers import Driver, Execute, Psycopg
+from tests.conformance.drivers import Execute
 from tests.conformance.test_shadow import in_shadow  # noqa: F401 - a fixture
 from tests.proxy import proxy_to
 from tests.support import PATIENCE, Database
@@ -19,12 +19,6 @@ from tests.workers import end_lease
 
 RECEIPTS = "select count(*) from pgfence.receipts"
 PAGES = list(range(1, 11))
-
-
-@pytest.fixture
-def driver() -> Driver:
-    """The one whose leases map."""
-    return Psycopg()
 
 
 @pytest.fixture
