@@ -133,10 +133,13 @@ class _Command:
 
     def _stop_ourselves(self) -> None:
         """Returns when we are continued; or at once where nobody could continue us."""
-        # The terminal told the command's group alone if that had it, so we tell ours.
-        target = 0 if self._terminal.lent else os.getpid()
-        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(target, signal.SIGTSTP)
+        before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        if self._terminal.lent:
+            # The terminal told the command's group alone; the rest of ours wants to know too.
+            os.kill(0, signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        # To this thread: another one might be too late for the default action.
+        signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, before)
 
     def _go_on(self) -> None:

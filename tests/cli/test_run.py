@@ -6,10 +6,12 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -341,14 +343,12 @@ class Terminal:
 
     def hear(self, text: str) -> None:
         """Return when it has shown that, after what was heard before."""
-
-        def shown() -> bool:
-            if select.select([self._fd], [], [], 0)[0]:
-                with suppress(OSError):  # Linux: the other side is gone
-                    self._said += os.read(self._fd, 4096).decode()
-            return text in self._said
-
-        wait_until(shown, f"the terminal shows {text!r}")
+        deadline = time.monotonic() + PATIENCE
+        while text not in self._said:
+            if not select.select([self._fd], [], [], max(0, deadline - time.monotonic()))[0]:
+                pytest.fail(f"the terminal does not show {text!r}: {self._said[-500:]!r}")
+            with suppress(OSError):  # Linux: the other side is gone
+                self._said += os.read(self._fd, 4096).decode()
         self._said = self._said.partition(text)[2]
 
     def silent(self) -> None:
@@ -374,9 +374,9 @@ def terminal(command: list[str], env: dict[str, str]) -> Iterator[Terminal]:
             os.waitpid(opened.pid, 0)
 
 
-READS = (
-    "echo up; read -r line; echo \"got $line\"; trap 'echo interrupted; exit 4' INT; read -r more"
-)
+INTERRUPTIBLE = "trap 'echo interrupted; exit 4' INT; echo up"
+TICKS = f"{INTERRUPTIBLE}; while :; do sleep 0.05; echo tick; done"
+READS = f'{INTERRUPTIBLE}; for n in 1 2 3; do read -r line; echo "$n: $line"; done'
 
 
 def test_the_command_gets_the_terminal_when_it_reads_and_what_is_typed_there(
@@ -386,29 +386,37 @@ def test_the_command_gets_the_terminal_when_it_reads_and_what_is_typed_there(
         person.silent()
         person.hear("up")
         person.type("hello\n")
-        person.hear("got hello")
+        person.hear("1: hello")
         person.type("\x03")
         person.hear("interrupted")
         _, status = os.waitpid(person.pid, 0)
         assert os.waitstatus_to_exitcode(status) == 4
 
 
-def test_ctrl_z_stops_the_command_and_pgfence_and_fg_continues_both(invoices: Database) -> None:
-    words = [*PROGRAM, *HOLD, "--", "sh", "-c", READS]
+@pytest.mark.parametrize("command", [TICKS, READS])
+def test_ctrl_z_stops_the_command_and_pgfence_and_fg_continues_both(
+    invoices: Database, command: str
+) -> None:
+    """The terminal is pgfence's as long as the command does not read from it."""
     shell = ["bash", "--norc", "--noprofile", "-i"]
-    env = environment(invoices) | {"PS1": "prompt> ", "COMMAND": READS, "HOME": "/nonexistent"}
-    typed = " ".join(f"'{word}'" if " " in word else word for word in words[:-1])
+    env = environment(invoices) | {"PS1": "prompt> ", "COMMAND": command, "HOME": "/nonexistent"}
+
+    def go_on(n: int) -> None:
+        if command == READS:
+            person.type("line\n")
+        person.hear(f"{n}: line" if command == READS else "tick")
+
     with terminal(shell, env) as person:
         person.silent()
         person.hear("prompt> ")
-        person.type(f'{typed} "$COMMAND"\n')
+        person.type(f'{shlex.join([*PROGRAM, *HOLD, "--", "sh", "-c"])} "$COMMAND"\n')
         person.hear("up")
+        go_on(1)
         person.type("\x1a")
         person.hear("Stopped")
         person.hear("prompt> ")
         person.type("fg\n")
-        person.type("hello\n")
-        person.hear("got hello")
+        go_on(2)
         person.type("\x03")
         person.hear("interrupted")
         person.type("echo code $?\n")
