@@ -263,6 +263,12 @@ class RegistryElsewhereError(ServerError):
     code = CODES["REGISTRY_ELSEWHERE"]
 
 
+class WrongCoordinatorError(ServerError):
+    """The request came by way of a coordinator that is not the registry's."""
+
+    code = CODES["WRONG_COORDINATOR"]
+
+
 class TokenRefusedError(PgfenceError):
     """A token failed the client's own check; `verdict` is the name of the refusal."""
 
@@ -358,6 +364,18 @@ class AcquireTimeoutError(PgfenceError):
     """The resource did not become free in time; the request was withdrawn."""
 
     code = CODES["ACQUIRE_TIMEOUT"]
+
+
+class LockServiceError(PgfenceError):
+    """The lock service does not answer, or its client library is missing."""
+
+    code = CODES["LOCK_SERVICE"]
+
+
+class ClaimLostError(PgfenceError):
+    """The worker's session at the lock service ended while it waited; nothing was granted."""
+
+    code = CODES["CLAIM_LOST"]
 
 
 class SchemaVersionError(PgfenceError):

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pgfence import coordinators
 from pgfence.registry.issuer import Issuer
 from pgfence.registry.serve import serve
+from pgfence.registry.witness import Witness
 from tests.support import Database, Keys, wait_until
 
 _PROCESS = """
@@ -26,10 +28,11 @@ serve.run(os.environ["PGFENCE_DSN"], pathlib.Path(os.environ["PGFENCE_KEY"]))
 
 
 @contextmanager
-def registry(database: Database, keys: Keys) -> Iterator[None]:
-    """Sign the database's grants while the block runs."""
+def registry(database: Database, keys: Keys, *lock_services: str) -> Iterator[None]:
+    """Sign the database's grants while the block runs; lock_services: URLs, to look who holds."""
     stop = threading.Event()
-    arguments = (database.dsn("registry"), Issuer(keys.grant), stop)
+    witness = Witness([coordinators.inspector(url) for url in lock_services])
+    arguments = (database.dsn("registry"), Issuer(keys.grant, witness=witness), stop)
     thread = threading.Thread(target=serve, args=arguments, daemon=True)
     thread.start()
     try:
@@ -39,6 +42,7 @@ def registry(database: Database, keys: Keys) -> Iterator[None]:
         # Wakes it, so that it sees that it is to stop.
         database.connect().execute("notify pgfence_sign")
         thread.join()
+        witness.close()
 
 
 @dataclass(frozen=True)

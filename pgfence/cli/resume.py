@@ -15,17 +15,22 @@ Reason = Annotated[
 def resume(
     resource: Annotated[str, typer.Argument(help="The paused resource.")],
     reason: Reason = "",
+    above: Annotated[
+        int, typer.Option(min=0, help="A fence token that is known from elsewhere.")
+    ] = 0,
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:
     """Let a paused resource go on, above every fence token of before.
 
     As a member of pgfence_owner, when you know why it was paused. Its lease ends; owners acquire
-    again. Who did it, when and why is kept.
+    again. The next fence token lies above every one that was ever issued here and above --above:
+    nothing goes down. Who did it, when and why is kept.
     """
     with database(dsn, "a member of pgfence_owner") as conn:
         row = conn.execute(
-            "select paused_because, above from pgfence.resume(%s, %s)", (resource, reason)
+            "select paused_because, above from pgfence.resume(%s, %s, %s)",
+            (resource, reason, above),
         ).fetchone()
         assert row is not None  # noqa: S101 - the function answers one row
     if as_json:

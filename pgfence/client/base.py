@@ -16,8 +16,9 @@ from typing import Any, Generic, NamedTuple
 from pgfence import errors, observe
 from pgfence.client import protocol, segments
 from pgfence.client.database import Database, S, monotonic
-from pgfence.client.protocol import Answer, Reopen, Request, Segment, Steps
+from pgfence.client.protocol import Answer, Reopen, Request, Run, Segment, Steps
 from pgfence.client.trust import Verifier
+from pgfence.coordinators.protocol import Claim, Patience, Standing, directory
 from pgfence.model.grant import Grant, operation_root
 from pgfence.model.lease import Ownership, State
 from pgfence.model.outcome import Coordinates, Outcome
@@ -73,14 +74,21 @@ class BaseFence(Generic[S]):
         if timeout is not None:
             _check_seconds("timeout", timeout, at_least=0.0)
         request_id = f"req-{uuid.uuid4()}" if request_id is None else request_id
-        root = operation_root(resource, operation, request_id, payload_text(arguments))
         known = tuple(acknowledged)
         if any(receipt.resource != resource for receipt in known):
             raise errors.InvalidArgumentError(
                 f"acknowledged has receipts that are not {resource}'s"
             )
         self._database.acknowledged.add(known)
-        return Request(request_id, resource, operation, root, continues_root, round(ttl * 1000))
+        return Request(
+            request_id=request_id,
+            resource=resource,
+            operation_class=operation,
+            operation_root=operation_root(resource, operation, request_id, payload_text(arguments)),
+            continues_root=continues_root,
+            ttl_ms=round(ttl * 1000),
+            coordinator=self._database.claimant.capabilities.name,
+        )
 
     def _token(self, grant: "str | BaseLease[Any]", segment: int) -> str:
         """The token of what `apply` was given, which may be used now."""
@@ -125,27 +133,59 @@ class BaseFence(Generic[S]):
 
 
 class Acquired(NamedTuple):
-    """The registry's answer to a request, and the grant in it."""
+    """The registry's answer to a request, the grant in it, and the claim that it rests on."""
 
     answer: Answer
     grant: Grant
+    claim: Claim
 
 
 def acquire(database: Database[S], wanted: Request, timeout: float | None) -> Steps[Acquired]:
-    """Ask for a resource, wait for it, and check what came; see `Fence.hold`.
+    """Get the key of a resource at the coordinator, then the registry's grant; see `Fence.hold`.
 
-    Whoever is interrupted, or may not use what came, leaves the queue or gives the lease back
-    rather than keep others waiting.
+    Whoever is interrupted, or may not use what came, gives it back rather than keep others waiting.
     """
-    answer = None
     asked_at = monotonic()
+    patience = Patience(moment(timeout), monotonic)
+    claims: list[Claim] = []
+
+    def claim() -> None:
+        place = directory(database.audience, wanted.resource)
+        value = f"{wanted.request_id} {wanted.operation_root}"
+        claims.append(database.claimant.claim(place, value, wanted.ttl_ms / 1000, patience))
+        if patience.given_up:
+            claims[0].release()
+
     try:
-        answer = yield from protocol.acquire(wanted, timeout, monotonic)
+        yield Run(claim)
+        left = None if timeout is None else patience.left()
+        answer, grant = yield from _ask(database, wanted, left, claims[0].standing)
+        observe.acquired(wanted.resource, grant.fence_token, monotonic() - asked_at)
+        return Acquired(answer, grant, claims[0])
+    except GeneratorExit:
+        raise
+    except BaseException:
+        # A thread that is still waiting for the key sees this, and gives it back itself.
+        patience.give_up()
+        for claimed in claims:
+            yield Run(claimed.release)
+        raise
+
+
+def _ask(
+    database: Database[S],
+    wanted: Request,
+    timeout: float | None,
+    standing: Callable[[], Standing],
+) -> Steps[tuple[Answer, Grant]]:
+    """The registry's answer to a request whose key holds, and the grant in it, checked."""
+    answer = None
+    try:
+        answer = yield from protocol.acquire(wanted, timeout, monotonic, standing)
         yield from database.verifier.follow()
-        acquired = Acquired(answer, _checked(database.verifier, wanted, answer))
+        grant = _checked(database.verifier, wanted, answer)
         yield from _refuse_lost(database, wanted.resource, bool(answer.in_shadow))
-        observe.acquired(wanted.resource, acquired.grant.fence_token, monotonic() - asked_at)
-        return acquired
+        return answer, grant
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -195,11 +235,15 @@ def _checked(verifier: Verifier, request: Request, answer: Answer) -> Grant:
 class Belief:
     """What this process believes of its lease; for several threads.
 
+    standing: how the session at the lock service stands, beyond which nothing is believed.
     moved: called after each change of the state, by whoever changed it.
     """
 
-    def __init__(self, name: str, moved: Callable[[], object]) -> None:
+    def __init__(
+        self, name: str, standing: Callable[[], Standing], moved: Callable[[], object]
+    ) -> None:
         self._name = name
+        self._standing = standing
         self._moved = moved
         self._ownership = Ownership()
         self._held_at = monotonic()
@@ -209,7 +253,7 @@ class Belief:
         """Replace the ownership by what `move` makes of it now."""
         with self._lock:
             before, now = self._ownership, monotonic()
-            after = self._ownership = move(before, now)
+            after = self._ownership = self._limited(move(before, now), now)
             if after.state is not before.state:
                 _log_move(self._name, before, after)
                 observe.moved(self._name, before, after, now - self._held_at)
@@ -220,6 +264,14 @@ class Belief:
     def now(self) -> Ownership:
         """The ownership as the clock has it."""
         return self.change(Ownership.at)
+
+    def _limited(self, ownership: Ownership, now: float) -> Ownership:
+        match self._standing():
+            case Standing.UNKNOWN:
+                return ownership.doubted(now)
+            case Standing.LOST:
+                return ownership.ended(now, "EXPIRED")
+        return ownership
 
 
 def _log_move(name: str, before: Ownership, after: Ownership) -> None:
@@ -241,13 +293,15 @@ class BaseLease(Generic[S]):
     """
 
     def __init__(self, database: Database[S], acquired: Acquired, registry_session: S) -> None:
-        answer, self.grant = acquired
+        answer, self.grant, self._claim = acquired
         #: The signed grant: what `fenced_apply` takes, in any language.
         self.token = answer.token or ""
         self._database = database
         self._digest = self.grant.digest
         self._in_shadow = bool(answer.in_shadow)
-        self._belief = Belief(f"lease {self.grant.lease} on {self.resource}", self._moved)
+        self._belief = Belief(
+            f"lease {self.grant.lease} on {self.resource}", self._claim.standing, self._moved
+        )
         self._next_segment = 1
         #: The segment whose COMMIT was sent and not answered, and its payload's digest.
         self._unknown: tuple[int, str] | None = None
@@ -258,6 +312,12 @@ class BaseLease(Generic[S]):
         self._registry_session = registry_session
         self._work_session = database.session()
         self._belief.change(answer.applied_to)
+        self._claim.listen(self._claim_changed)
+
+    def _claim_changed(self) -> None:
+        """The session at the lock service stands otherwise than before."""
+        self._belief.now()
+        self._registry_session.wake()
 
     def _moved(self) -> None:
         """Wake whoever waits for another state."""
@@ -485,7 +545,9 @@ class BaseLease(Generic[S]):
         """Renew until the lease is over."""
         lease, ttl_ms = self.grant.lease, self.grant.ttl_ms
         try:
-            yield from protocol.keep(lease, ttl_ms, self._belief.change, monotonic)
+            yield from protocol.keep(
+                lease, ttl_ms, self._belief.change, monotonic, self._claim.standing
+            )
         except Exception:
             _log.exception("lease %s is not renewed any more", lease)
             self._belief.change(Ownership.doubted)
@@ -497,9 +559,18 @@ class BaseLease(Generic[S]):
         self._belief.change(Ownership.released)
         self._registry_session.wake()
 
-    def _release(self) -> Steps[Answer]:
-        """Tell the registry, on the session that is no more needed for renewing."""
-        return protocol.release(self.grant.lease, monotonic)
+    def _release(self) -> Steps[None]:
+        """Tell the registry, on the session that is no more needed for renewing; then the
+        coordinator, so that whoever is next there finds the lease released.
+        """
+        try:
+            yield from protocol.release(self.grant.lease, monotonic)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield Run(self._claim.release)
+            raise
+        yield Run(self._claim.release)
 
     def _put_back(self) -> None:
         self._database.put_back(self._registry_session)

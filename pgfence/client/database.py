@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from pgfence.client.acknowledged import Acknowledged
 from pgfence.client.protocol import Introduction
 from pgfence.client.trust import Verifier
+from pgfence.coordinators.protocol import Claimant
 from pgfence.errors import ForkedError
 
 #: Linux counts the time that a machine was suspended only on this clock; elsewhere time.monotonic.
@@ -43,10 +44,13 @@ _KEPT = 2
 class Database(Generic[S]):
     """A guarded database, for the process that connected to it. No I/O: sessions connect later.
 
-    make: makes a session. found: what the first one learned.
+    make: makes a session. found: what the first one learned. claimant: by way of which coordinator
+    resources are asked for.
     """
 
-    def __init__(self, make: Callable[[], S], found: Introduction) -> None:
+    def __init__(self, make: Callable[[], S], found: Introduction, claimant: Claimant) -> None:
+        self.claimant = claimant
+        self.audience = found.bundle.audience
         server_us = round(found.server_time.timestamp() * 1_000_000)
         self.verifier = Verifier(
             found.bundle,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import psycopg
 
+from pgfence import coordinators
 from pgfence.client import protocol
 from pgfence.client.base import BaseFence
 from pgfence.client.database import Database, monotonic
@@ -30,29 +31,45 @@ _log = logging.getLogger("pgfence.client")
 
 @overload
 def connect(
-    database: str, *, bundle_digest: str | None = None, prepare_threshold: int | None = 5
+    database: str,
+    *,
+    coordinator: str = "postgres",
+    bundle_digest: str | None = None,
+    prepare_threshold: int | None = 5,
 ) -> "Fence": ...
 
 
 @overload
 def connect(
-    database: "sqlalchemy.Engine", *, bundle_digest: str | None = None
+    database: "sqlalchemy.Engine",
+    *,
+    coordinator: str = "postgres",
+    bundle_digest: str | None = None,
 ) -> "Fence[sqlalchemy.Connection]": ...
 
 
 @overload
 def connect(
-    database: "orm.sessionmaker[_Orm]", *, bundle_digest: str | None = None
+    database: "orm.sessionmaker[_Orm]",
+    *,
+    coordinator: str = "postgres",
+    bundle_digest: str | None = None,
 ) -> "Fence[_Orm]": ...
 
 
 def connect(
-    database: Any, *, bundle_digest: str | None = None, prepare_threshold: int | None = 5
+    database: Any,
+    *,
+    coordinator: str = "postgres",
+    bundle_digest: str | None = None,
+    prepare_threshold: int | None = 5,
 ) -> "Fence[Any]":
     """Reach a guarded database, as a login role that is in pgfence_app and in a workload.
 
     database: a DSN, and work functions get a psycopg connection; or a SQLAlchemy Engine of
     postgresql+psycopg, and they get a Connection; or a sessionmaker, and they get a Session.
+    coordinator: who says whose turn it is, as the registry has it: `postgres`, or the URL of a lock
+    service, such as `etcd://host:2379` (docs/coordinators.md).
     bundle_digest: SHA-256 in hex of a trust bundle that this client trusts: the one in force, or
     an earlier one from which that follows by the signatures of its root keys. By default the client
     trusts the one that is in force when it connects; from then on it accepts only what follows from
@@ -60,8 +77,9 @@ def connect(
     it says; for an Engine see docs/drivers.md.
 
     Raises `SchemaVersionError` (and says what to run), `BundleSplitError` when the bundle in force
-    does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`,
-    `InvalidArgumentError` for an Engine that will not do, and what psycopg or SQLAlchemy raises.
+    does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`, `LockServiceError`
+    when the coordinator's client library is missing, `InvalidArgumentError` for a coordinator or an
+    Engine that will not do, and what psycopg or SQLAlchemy raises.
     """
     make: Callable[[], Session]
     if isinstance(database, str):
@@ -74,13 +92,14 @@ def connect(
         from pgfence.drivers import sqlalchemy as driver
 
         make = driver.sessions(database)
+    claimant = coordinators.claimant(coordinator)
     session = make()
     try:
         found = session.run(protocol.introduce(monotonic, bundle_digest))
     except BaseException:
         session.close()
         raise
-    guarded = Database(make, found)
+    guarded = Database(make, found, claimant)
     guarded.put_back(session)
     return Fence(guarded)
 
@@ -121,7 +140,11 @@ class Fence(BaseFence[Session], Generic[Tx]):
         grant that is decided gets a second longer to be signed. acknowledged: receipts of the
         resource that the caller has kept; what this `Fence` has seen itself it remembers.
 
-        Raises `AcquireTimeoutError`, `InvalidArgumentError`, `RequestConflictError`, `PausedError`,
+        With a lock service the resource is waited for there, and the lease ends no later than this
+        process's session there.
+
+        Raises `AcquireTimeoutError`, `ClaimLostError` and `LockServiceError` (of the lock service),
+        `WrongCoordinatorError`, `InvalidArgumentError`, `RequestConflictError`, `PausedError`,
         `WrongOperationError`, `NoWorkloadError`; `NotHeldError` when the request ID is of a lease
         that is over; `BundleSplitError` when the database's trust bundle does not follow from the
         one that this client trusts; `AcknowledgedSegmentsLostError` when the database has lost

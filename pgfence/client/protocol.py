@@ -16,6 +16,7 @@ as it is. SQL is calls of pgfence's functions, with $1 placeholders.
     Listen(channel)       LISTEN. Reply: whether notifications come; behind a pooler they do not
     Wait(seconds)         until a notification comes, or so long
     Sleep(seconds)        so long, or until the caller has a reason to wake up
+    Run(function)         call it: it may wait for a lock service, so a task leaves it to a thread
     Reopen()              a new connection in place of a lost one
 """
 
@@ -29,6 +30,7 @@ from math import inf
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from pgfence import errors
+from pgfence.coordinators.protocol import Standing
 from pgfence.model.bundle import TrustBundle, follow_chain
 from pgfence.model.lease import Ownership
 from pgfence.model.outcome import Coordinates, Outcome
@@ -92,11 +94,17 @@ class Sleep(NamedTuple):
     seconds: float
 
 
+class Run(NamedTuple):
+    """Call a function that may wait for something other than the database."""
+
+    function: Callable[[], object]
+
+
 class Reopen(NamedTuple):
     """Replace a lost connection."""
 
 
-Step = Batch | Work | Commit | Rollback | Listen | Wait | Sleep | Reopen
+Step = Batch | Work | Commit | Rollback | Listen | Wait | Sleep | Run | Reopen
 Steps = Generator[Step, Any, _T]
 
 
@@ -151,6 +159,8 @@ class Request(NamedTuple):
     operation_root: str
     continues_root: str
     ttl_ms: int
+    #: By way of which coordinator (R37).
+    coordinator: str = "postgres"
 
 
 class Answer(NamedTuple):
@@ -238,10 +248,10 @@ def ask(call: Call, clock: Clock, within: float | None = None) -> Steps[Answer]:
 def request(r: Request) -> Call:
     """Ask for a resource; again and again while the answer is WAIT or SIGNING (R34, R36)."""
     return Call(
-        "select * from pgfence_registry.request($1, $2, $3, $4, $5, $6)",
+        "select * from pgfence_registry.request($1, $2, $3, $4, $5, $6, $7)",
         (
             r.request_id, r.resource, r.operation_class, r.operation_root, r.ttl_ms,
-            r.continues_root,
+            r.continues_root, r.coordinator,
         ),
     )  # fmt: skip
 
@@ -251,18 +261,29 @@ def look(lease: str) -> Call:
     return Call("select * from pgfence_registry.look($1)", (lease,))
 
 
-def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answer]:
+def _always() -> Standing:
+    return Standing.HELD
+
+
+def acquire(
+    wanted: Request, timeout: float | None, clock: Clock, standing: Callable[[], Standing] = _always
+) -> Steps[Answer]:
     """Ask until the resource is ours: the answer is HELD, with the signed grant.
+
+    standing: how the session at the lock service stands, whose key holds the resource.
 
     LISTEN, then ask again, then wait, so that no wake-up is lost (R36). Where notifications do not
     come it looks every so often. A lost reply is answered by asking again with the same request ID
     on a new connection (R34).
 
     Raises `AcquireTimeoutError` after `timeout` seconds, or when the database has not answered for
-    as long as the lease would last; the request is withdrawn. Raises `NotHeldError` when the lease
-    of this request is over.
+    as long as the lease would last, and `ClaimLostError` when the session at the lock service is
+    over; the request is withdrawn. Raises `NotHeldError` when the lease of this request is over.
     """
     until = inf if timeout is None else clock() + timeout
+    if wanted.coordinator != "postgres":
+        # A key that holds gets a second longer to be seen.
+        until = max(until, clock() + _SIGNING)
     listening: str | None = None
     woken, look = True, _FIRST_LOOK
     decided = False
@@ -276,13 +297,15 @@ def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answe
             within = min(max(until - clock(), _SHORTEST_CALL), _LONGEST_CALL)
             answer = yield from ask(request(wanted), clock, within)
             silent_since, pause, why = inf, _FIRST_PAUSE, answer.reason
-            if answer.state == "HELD" and answer.token:
+            if standing() is Standing.LOST:
+                until = -inf
+            elif answer.state == "HELD" and answer.token:
                 return answer
             if answer.state not in ("WAIT", "SIGNING", "HELD"):
                 raise answer.not_held()
             if answer.state == "SIGNING":
                 why = "it is granted and not signed yet: is a registry process running?"
-                if not decided:
+                if not decided and until > -inf:
                     decided, until = True, max(until, answer.asked_at + _SIGNING)
                     look = _FIRST_LOOK
             if clock() < until:
@@ -313,6 +336,10 @@ def acquire(wanted: Request, timeout: float | None, clock: Clock) -> Steps[Answe
             if silent_since < inf:
                 yield Reopen()
             yield from give_up(wanted.request_id, clock)
+        if standing() is Standing.LOST:
+            raise errors.ClaimLostError(
+                f"the session at {wanted.coordinator} ended before {wanted.resource} was granted"
+            )
         raise errors.AcquireTimeoutError(f"{wanted.resource} did not become ours in time: {why}")
 
 
@@ -327,13 +354,23 @@ Move = Callable[[Ownership, float], Ownership]
 Change = Callable[[Move], Ownership]
 
 
-def keep(lease: str, ttl_ms: int, change: Change, clock: Clock) -> Steps[None]:
-    """Renew at a third of the lease until it is over or the worker has given it back."""
+def keep(
+    lease: str,
+    ttl_ms: int,
+    change: Change,
+    clock: Clock,
+    standing: Callable[[], Standing] = _always,
+) -> Steps[None]:
+    """Renew at a third of the lease until it is over or the worker has given it back.
+
+    While the session at the lock service is in doubt nothing is renewed: whoever holds the resource
+    there now need not wait for longer than what was confirmed before.
+    """
     while not (ownership := change(Ownership.at)).is_final:
         left = ownership.deadline - clock()
         # Jitter, so that workers that started together do not renew together.
         yield Sleep(max(0.0, left / 3 * random.uniform(0.9, 1.0)))  # noqa: S311
-        if not change(Ownership.renewing).is_final:
+        if standing() is Standing.HELD and not change(Ownership.renewing).is_final:
             yield from _renew(lease, ttl_ms, change, clock)
 
 

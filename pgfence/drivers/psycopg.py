@@ -23,6 +23,7 @@ from pgfence.client.protocol import (
     Reopen,
     Rollback,
     Row,
+    Run,
     Sleep,
     Step,
     Steps,
@@ -158,6 +159,8 @@ class Session:
             case Sleep(seconds):
                 if self._wake.wait(seconds):
                     self._wake.clear()
+            case Run(function):
+                return function()
             case Reopen():
                 self.close()
                 self._open()

@@ -185,6 +185,11 @@ _TABLE = (
         "the registry of this database is in another one",
         "Name it: pgfence.connect(dsn, registry=...); in SQL, ask in the registry's database.",
     ),
+    Code(
+        "WRONG_COORDINATOR", "PF309", "WrongCoordinatorError", "R37",
+        "another coordinator says who may hold",
+        "Connect with the coordinator that the message names.",
+    ),
     # What only the client can know.
     Code(
         "OWNERSHIP_UNKNOWN", None, "OwnershipUnknownError", "R42",
@@ -211,6 +216,16 @@ _TABLE = (
         "ACQUIRE_TIMEOUT", None, "AcquireTimeoutError", "R36",
         "the resource did not become free in time",
         "Try again later; the request was withdrawn.",
+    ),
+    Code(
+        "LOCK_SERVICE", None, "LockServiceError", "R37",
+        "the lock service does not answer, or cannot be asked",
+        "The message says why; the database and its leases are not concerned.",
+    ),
+    Code(
+        "CLAIM_LOST", None, "ClaimLostError", "R37",
+        "the session at the lock service ended while it waited, so nothing was granted",
+        "Acquire again; a longer ttl bears a longer silence.",
     ),
     Code(
         "SCHEMA_VERSION", None, "SchemaVersionError", "R27",

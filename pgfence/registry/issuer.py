@@ -11,11 +11,12 @@ from pgfence import tokens
 from pgfence.client.database import monotonic
 from pgfence.client.protocol import introduce
 from pgfence.drivers.psycopg import run_on
-from pgfence.errors import TokenRefusedError, TrustRefusedError
+from pgfence.errors import LockServiceError, TokenRefusedError, TrustRefusedError
 from pgfence.model.bundle import TrustBundle
 from pgfence.model.grant import Grant
 from pgfence.model.signature import key_id, raw_public_key
 from pgfence.model.status import StatusProof
+from pgfence.registry.witness import Witness
 
 Connection = psycopg.Connection[Any]
 
@@ -56,9 +57,16 @@ class Issuer:
     follows from that (R33).
     """
 
-    def __init__(self, key: Ed25519PrivateKey, status_key: Ed25519PrivateKey | None = None) -> None:
+    def __init__(
+        self,
+        key: Ed25519PrivateKey,
+        status_key: Ed25519PrivateKey | None = None,
+        witness: Witness | None = None,
+    ) -> None:
         self._key = key
         self._status_key = status_key
+        #: Asked before each grant that rests on a lock service is signed.
+        self.witness = witness or Witness()
         self._bundle: TrustBundle | None = None
         self.kid = key_id(raw_public_key(key))
 
@@ -122,6 +130,14 @@ class Issuer:
             return Outcome(lease, recorded=False, problem=f"not a lockGrant.v1: {refused.reason}")
         if grant.lease != lease:
             return Outcome(lease, recorded=False, problem=f"the grant is for lease {grant.lease}")
+        try:
+            confirmed = self.witness.confirms(grant)
+        except LockServiceError as error:
+            return Outcome(lease, recorded=False, problem=str(error))
+        if not confirmed:
+            _rows(conn, "select pgfence_registry.refuse_signature($1)", (lease,))
+            problem = f"its key does not hold {grant.resource} at {grant.backend} any more"
+            return Outcome(lease, recorded=False, problem=problem)
         token = tokens.sign(grant.encode(), Grant.SCHEMA, self._key)
         ((recorded,),) = _rows(
             conn, "select pgfence_registry.record_signature($1, $2)", (lease, token)

@@ -8,7 +8,7 @@ import logging
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +18,12 @@ import psycopg
 from psycopg import IsolationLevel, RawCursor
 from psycopg.rows import tuple_row
 
-from pgfence import observe, tokens
+from pgfence import coordinators, observe, tokens
 from pgfence.client.database import monotonic
 from pgfence.drivers.psycopg import time_limit
 from pgfence.errors import NoWorkloadError, PgfenceError
 from pgfence.registry.issuer import Connection, Issuer
+from pgfence.registry.witness import Witness
 
 _log = logging.getLogger("pgfence.registry")
 
@@ -42,19 +43,30 @@ _HANDOVERS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
-def run(dsn: str, key_file: Path, status_key_file: Path | None = None) -> None:
+def run(
+    dsn: str,
+    key_file: Path,
+    status_key_file: Path | None = None,
+    lock_services: Sequence[str] = (),
+) -> None:
     """Serve until SIGTERM or SIGINT; for the main thread of a process.
 
-    status_key_file: the key that signs status proofs, for databases elsewhere.
+    status_key_file: the key that signs status proofs, for databases elsewhere. lock_services: URLs
+    of those at which it is to look who holds (R37).
 
-    Raises `KeyFileError` for a key file that others may read, and what `serve` raises.
+    Raises `KeyFileError` for a key file that others may read, `InvalidArgumentError` and
+    `LockServiceError` for a lock service that it could never ask, and what `serve` raises.
     """
     status_key = tokens.load_key(status_key_file) if status_key_file else None
-    issuer = Issuer(tokens.load_key(key_file), status_key)
+    witness = Witness([coordinators.inspector(url) for url in lock_services])
+    issuer = Issuer(tokens.load_key(key_file), status_key, witness)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    serve(dsn, issuer, stop)
+    try:
+        serve(dsn, issuer, stop)
+    finally:
+        witness.close()
 
 
 def serve(dsn: str, issuer: Issuer, stop: threading.Event) -> None:
@@ -127,6 +139,7 @@ class _Shift:
         next_look = 0.0
         while not stop.is_set():
             with time_limit(self._conn, _ANSWER):
+                self._look_at_lock_services()
                 self._sign()
                 if monotonic() >= next_look:
                     self._end_overdue()
@@ -134,6 +147,20 @@ class _Shift:
                     next_look = monotonic() + _LOOK
             for _ in self._conn.notifies(timeout=max(0.0, next_look - monotonic()), stop_after=1):
                 pass
+
+    def _look_at_lock_services(self) -> None:
+        for seen in self._issuer.witness.record_tokens(self._conn):
+            about: dict[str, Any] = {
+                "resource": seen.resource,
+                "request_id": seen.request_id,
+                "coordinator": seen.coordinator,
+            }
+            if seen.problem:
+                self._complain("not seen", coordinator=seen.coordinator, problem=seen.problem)
+            elif seen.result == "RECORDED":
+                _event("seen", **about, token=seen.token)
+            elif seen.result == "FENCE_REGRESSION":
+                _event("FENCE_REGRESSION", logging.ERROR, **about, token=seen.token, mark=seen.mark)
 
     def _sign(self) -> None:
         for outcome in self._issuer.sign_pending(self._conn):

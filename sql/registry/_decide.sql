@@ -14,10 +14,12 @@ begin
     -- A lease of before a restore or promotion is of no more use to anyone: nobody waits for its end.
     select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
 
-    -- Who stands before us in the queue? The dead are passed over.
+    -- Who stands before us in the queue? The dead are passed over, and so is whoever a coordinator that is
+    -- not this table does not name.
     v_now := pg_catalog.clock_timestamp();
     select r.* into v_before from pgfence_registry.requests as r
      where r.resource = p_request.resource and r.state = 'WAITING' and r.alive_until > v_now
+       and r.term = p_request.term and (r.seen_at is not null or p_request.seen_at is null)
        and (r.asked_at, r.workload, r.request_id) < (p_request.asked_at, p_request.workload, p_request.request_id)
      order by r.asked_at, r.workload, r.request_id limit 1;
     if found then
@@ -72,6 +74,13 @@ begin
         end if;
         update pgfence_registry.grants as g set state = 'SUPERSEDED', ended_at = v_now
          where g.lease = v_current.lease;
+    end if;
+    -- Somebody with a later token was signed for since the key was seen, so it holds no more.
+    if p_request.seen_at is not null and exists (
+            select from pgfence_registry.backend_marks as m
+             where m.resource = p_request.resource and m.term = p_request.term and m.mark >= p_request.backend_revision) then
+        perform pgfence_registry._forget_token(p_request.workload, p_request.request_id);
+        return pgfence_registry._wait(p_request, v_now, 'its key must be seen again');
     end if;
     return pgfence_registry._mint(p_request, v_fence, v_now);
 end

@@ -10,6 +10,7 @@ as $$
 declare
     v_configuration pgfence.configuration;
     v_bundle pgfence.trust_bundles;
+    v_term pgfence_registry.terms;
     v_claims pgfence._grant;
     v_grant pgfence_registry.grants;
     v_issued_at constant bigint := pgfence._to_microseconds(p_now);
@@ -24,6 +25,7 @@ begin
         perform pgfence._raise('TRUST_REFUSED', 'no trust bundle is installed: nothing can be granted',
             'Run: pgfence trust init', 'R31');
     end if;
+    select t.* into strict v_term from pgfence_registry.terms as t where t.term = p_request.term;
     v_claims.schema := 'lockGrant.v1';
     v_claims.audience := pgfence_registry._audience_of(p_request.resource);
     v_claims.resource := p_request.resource;
@@ -34,8 +36,9 @@ begin
     v_claims.operation_root := p_request.operation_root;
     v_claims.continues_root := p_request.continues_root;
     v_claims.fence_token := greatest(p_fence.issued_fence, p_fence.highest_fence, v_configuration.fence_base) + 1;
-    v_claims.backend := 'postgres';
-    v_claims.backend_revision := v_claims.fence_token;
+    v_claims.backend := v_term.coordinator;
+    v_claims.backend_revision := case when v_term.rising_tokens and v_term.coordinator <> 'postgres'
+                                      then p_request.backend_revision else v_claims.fence_token end;
     v_claims.policy_generation := (pgfence._policy_of(p_request.resource)).generation;
     v_claims.issuer := v_configuration.issuer;
     v_claims.issuer_epoch := greatest(v_configuration.issuer_epoch, v_bundle.lowest_epoch);
@@ -45,11 +48,12 @@ begin
     v_claims.state := 'HELD';
 
     insert into pgfence_registry.grants as g
-        (lease, resource, fence_token, owner, request_id, issuer_epoch, ttl_ms, message, digest, granted_at, lease_ends_at)
+        (lease, resource, fence_token, owner, request_id, issuer_epoch, ttl_ms, message, digest, granted_at, lease_ends_at,
+         term)
     select v_claims.lease, v_claims.resource, v_claims.fence_token, v_claims.owner, v_claims.request_id,
            v_claims.issuer_epoch, v_claims.ttl_ms, m.message,
            pg_catalog.sha256(pg_catalog.convert_to(m.message, 'UTF8')), p_now,
-           p_now + v_claims.ttl_ms * interval '1 millisecond'
+           p_now + v_claims.ttl_ms * interval '1 millisecond', v_term.term
       from (select pgfence._encode_grant(v_claims)) as m (message)
     returning g.* into strict v_grant;
     update pgfence.fences as f set issued_fence = v_claims.fence_token, current_lease = v_claims.lease

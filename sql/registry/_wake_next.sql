@@ -9,6 +9,7 @@ declare
 begin
     select r.* into v_next from pgfence_registry.requests as r
      where r.resource = p_resource and r.state = 'WAITING' and r.alive_until > pg_catalog.clock_timestamp()
+       and (r.seen_at is not null or (pgfence_registry._current_term()).coordinator = 'postgres')
      order by r.asked_at, r.workload, r.request_id limit 1;
     if found then
         perform pg_catalog.pg_notify(pgfence_registry._wake_channel(v_next.workload, v_next.request_id), '');

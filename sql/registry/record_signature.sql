@@ -1,5 +1,5 @@
--- Records the signed token of a grant and wakes the worker that waits for it. False when somebody
--- else has signed it, or its lease is over.
+-- Records the signed token of a grant, raises the coordinator's mark (R37), and wakes the worker that
+-- waits for it. False when somebody else has signed it, or its lease is over.
 create function pgfence_registry.record_signature(p_lease text, p_token text)
 returns boolean
 language plpgsql
@@ -20,6 +20,11 @@ begin
     if not found then
         return false;
     end if;
+    insert into pgfence_registry.backend_marks as m (resource, term, mark)
+    select v_grant.resource, t.term, (pgfence._parse_grant(v_grant.message)).backend_revision
+      from pgfence_registry.terms as t
+     where t.term = v_grant.term and t.rising_tokens and t.coordinator <> 'postgres'
+    on conflict (resource, term) do update set mark = greatest(m.mark, excluded.mark);
     perform pg_catalog.pg_notify(pgfence_registry._wake_channel(v_grant.owner, v_grant.request_id), '');
     return true;
 end

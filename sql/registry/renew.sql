@@ -1,5 +1,6 @@
 -- Prolongs a lease by its TTL from now. Changes neither fence nor grant, touches only the grant's
--- own row, and never waits for an open segment (R35, R52, R53). A lease that is over stays over.
+-- own row, and never waits for an open segment (R35, R52, R53). A lease that is over stays over; one
+-- whose resource the lock service has given to another session is not prolonged, and ends by itself.
 create function pgfence_registry.renew(p_lease text)
 returns pgfence_registry.answer
 language plpgsql
@@ -22,6 +23,7 @@ begin
      where g.lease = p_lease and g.state = 'HELD' and g.token is not null
        and g.issuer_epoch >= v_configuration.epoch_floor and pgfence._is_recorded_database(v_configuration)
        and g.lease_ends_at > pg_catalog.clock_timestamp()
+       and not pgfence_registry._is_taken(g)
     returning g.* into v_grant;
     if found then
         -- The row stays locked until this transaction ends, and the next owner waits for it: R20.
@@ -32,7 +34,10 @@ begin
     end if;
     v_answer := pgfence_registry._answer_of_grant(pgfence_registry._own_grant(p_lease), false);
     if v_answer.state = 'HELD' then
-        return pgfence_registry._revoked(v_answer);
+        v_answer := pgfence_registry._revoked(v_answer);
+        if pgfence_registry._is_taken(pgfence_registry._own_grant(p_lease)) then
+            v_answer.reason := 'the lock service has given the resource to another session';
+        end if;
     end if;
     return v_answer;
 end

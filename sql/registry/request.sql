@@ -3,7 +3,7 @@
 -- it decides here, in its own session: the fence row lock, a higher fence, the new grant (R53).
 create function pgfence_registry.request(
     p_request_id text, p_resource text, p_operation_class text, p_operation_root text, p_ttl_ms bigint,
-    p_continues_root text default ''
+    p_continues_root text default '', p_coordinator text default 'postgres'
 )
 returns pgfence_registry.answer
 language plpgsql
@@ -18,6 +18,7 @@ declare
     v_new boolean := false;
     v_rebound boolean;
     v_epoch_floor bigint;
+    v_term pgfence_registry.terms;
 begin
     perform pgfence_registry._check_request(v_caller, p_request_id, p_resource, p_operation_class, p_operation_root, p_ttl_ms,
                                             p_continues_root);
@@ -69,10 +70,31 @@ begin
         return v_answer;
     end if;
 
+    -- Who says whose turn it is? With a lock service a registry process must have seen the key there.
+    v_term := pgfence_registry._current_term();
+    if p_coordinator is distinct from v_term.coordinator then
+        perform pgfence._raise('WRONG_COORDINATOR',
+            pg_catalog.format('the coordinator of this registry is %s, and the request came by way of %s', v_term.coordinator,
+                coalesce(p_coordinator, 'NULL')),
+            'Connect with that one: pgfence.connect(dsn, coordinator=...).', 'R37',
+            pg_catalog.jsonb_build_object('coordinator', v_term.coordinator));
+    end if;
+    if v_request.term <> v_term.term then
+        update pgfence_registry.requests as r set term = v_term.term
+         where r.workload = v_caller and r.request_id = p_request_id;
+        perform pgfence_registry._forget_token(v_caller, p_request_id);
+        select r.* into strict v_request from pgfence_registry.requests as r
+         where r.workload = v_caller and r.request_id = p_request_id;
+    end if;
+    if v_term.coordinator <> 'postgres' and v_request.seen_at is null then
+        perform pg_catalog.pg_notify('pgfence_sign', '');
+        return pgfence_registry._wait(v_request, v_request.alive_until,
+            pg_catalog.format('no registry process has seen that its key holds the resource at %s', v_term.coordinator));
+    end if;
     return pgfence_registry._decide(v_request, not v_new and not v_rebound);
 end
 $$;
-revoke all on function pgfence_registry.request(text, text, text, text, bigint, text) from public;
-grant execute on function pgfence_registry.request(text, text, text, text, bigint, text) to pgfence_app;
-comment on function pgfence_registry.request(text, text, text, text, bigint, text) is
-    'Asks for a grant, or asks again: WAIT, SIGNING, HELD with the token, or how it ended (R34 to R36). p_ttl_ms in milliseconds. Raises PF301, PF302, PF303, PF308, PF109 and PF110; needs READ COMMITTED.';
+revoke all on function pgfence_registry.request(text, text, text, text, bigint, text, text) from public;
+grant execute on function pgfence_registry.request(text, text, text, text, bigint, text, text) to pgfence_app;
+comment on function pgfence_registry.request(text, text, text, text, bigint, text, text) is
+    'Asks for a grant, or asks again: WAIT, SIGNING, HELD with the token, or how it ended (R34 to R36). p_ttl_ms in milliseconds. Raises PF301, PF302, PF303, PF308, PF309, PF109 and PF110; needs READ COMMITTED.';

@@ -11,6 +11,9 @@ create table pgfence_registry.requests (
     state           text not null default 'WAITING'
         constraint requests_state check (state in ('WAITING', 'GRANTED', 'WITHDRAWN')),
     lease           text collate "C",
+    term            bigint not null default 1,
+    seen_at         timestamptz,
+    backend_revision bigint not null default 0,
     asked_at        timestamptz not null,
     alive_until     timestamptz not null,
     constraint requests_pkey primary key (workload, request_id),
@@ -20,6 +23,10 @@ create table pgfence_registry.requests (
 
 comment on table pgfence_registry.requests is
     'Requests for grants and the queue of waiters, in the order of asked_at (R34, R36).';
+comment on column pgfence_registry.requests.term is 'The coordinator by way of which it was asked for.';
+comment on column pgfence_registry.requests.seen_at is
+    'When a registry process saw its key hold the resource at the coordinator; null before, and with postgres, whose queue this table is.';
+comment on column pgfence_registry.requests.backend_revision is 'The token of that key; 0 where it has none.';
 comment on column pgfence_registry.requests.alive_until is
     'A waiter that has not asked again by then is passed over.';
 

@@ -37,7 +37,8 @@ as $$
     ('TRUST_REFUSED',    'PF305', 'the trust bundle was refused'),
     ('ROLLOUT_REFUSED',  'PF306', 'the rollout goes from shadow to enforced only'),
     ('DECISION_REFUSED', 'PF307', 'the answer contradicts what the database knows, or may still come to know'),
-    ('REGISTRY_ELSEWHERE', 'PF308', 'the registry of this database is in another one')
+    ('REGISTRY_ELSEWHERE', 'PF308', 'the registry of this database is in another one'),
+    ('WRONG_COORDINATOR','PF309', 'another coordinator says who may hold')
 $$;
 -- next statement
 revoke all on function pgfence.error_codes() from public;

@@ -17,6 +17,7 @@ create table pgfence_registry.grants (
     granted_at    timestamptz not null,
     lease_ends_at timestamptz not null,
     ended_at      timestamptz,
+    term          bigint not null default 1,
     constraint grants_fence_is_minted_once unique (resource, fence_token)
 ) with (fillfactor = 70);
 -- next statement
@@ -24,6 +25,8 @@ comment on table pgfence_registry.grants is
     'Every grant ever issued: what was signed, and whether the lease is held. EXPIRED is HELD past lease_ends_at.';
 -- next statement
 comment on column pgfence_registry.grants.message is 'The canonical JSON that is signed (R3).';
+-- next statement
+comment on column pgfence_registry.grants.term is 'The coordinator that chose this owner.';
 -- next statement
 comment on column pgfence_registry.grants.token is 'The signed token; null until a registry process has signed it.';
 -- next statement

@@ -1,0 +1,322 @@
+"""etcd 3.4 or later, by its JSON gateway.
+
+Each request has a key under a lease of its own. The key with the lowest `create_revision` in the
+directory holds, and that revision is its token: the cluster counts them up, one for each write.
+"""
+
+import base64
+import json
+import logging
+import ssl
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+
+from pgfence.client.database import monotonic
+from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience, Standing
+from pgfence.coordinators.session import Session
+from pgfence.errors import AcquireTimeoutError, ClaimLostError, LockServiceError
+
+CAPABILITIES = Capabilities("etcd", rising_tokens=True, linearizable=True)
+
+_log = logging.getLogger("pgfence.coordinators")
+
+#: Seconds that a member gets to answer a worker.
+_ANSWER = 2.0
+#: Seconds until a waiter looks again, also where nothing has told it to.
+_LOOK = 5.0
+#: Seconds between two attempts of a waiter that etcd does not answer.
+_PAUSE = 0.1
+#: gRPC's code for a lease that does not exist.
+_NOT_FOUND = 5
+
+
+class _Refused(Exception):  # noqa: N818 - an answer, handled where the question is asked
+    """etcd answered that it will not; `code` is gRPC's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Key(NamedTuple):
+    """A key as a range answered it."""
+
+    name: str
+    value: str
+    created: int
+
+
+class Gateway:
+    """The members of an etcd cluster, asked one after the other until one answers.
+
+    url: `etcd://HOST:PORT,HOST:PORT`, or `etcds://…` for TLS, with `?ca=FILE` for an authority of
+    one's own and `cert=FILE&key=FILE` for a client's certificate. Every call may be sent twice.
+    within: seconds that a member gets to answer before the next one is asked.
+    """
+
+    def __init__(self, url: str, within: float = _ANSWER) -> None:
+        self._within = within
+        parts = urlsplit(url)
+        scheme = "https" if parts.scheme == "etcds" else "http"
+        self._members = [f"{scheme}://{member}" for member in parts.netloc.split(",") if member]
+        if not self._members or parts.path.strip("/"):
+            raise LockServiceError(f"{url!r} names no etcd: etcd://HOST:2379,HOST:2379")
+        self._client = httpx.Client(verify=_tls(parts.query) if scheme == "https" else False)
+        self.members = len(self._members)
+        self._preferred = 0
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._client.close()
+
+    def call(
+        self, path: str, body: Mapping[str, Any], within: float | None = None
+    ) -> dict[str, Any]:
+        """One question. Raises `LockServiceError` when no member answers, `_Refused`."""
+        problem = "it was not asked"
+        for _ in self._members:
+            member = self._members[self._preferred]
+            try:
+                answer = self._client.post(
+                    f"{member}/v3/{path}", json=body, timeout=within or self._within
+                )
+                return _read(answer.text)
+            except (httpx.HTTPError, LockServiceError) as error:
+                problem = f"{member}: {error or type(error).__name__}"
+                self._preferred = (self._preferred + 1) % len(self._members)
+        raise LockServiceError(f"etcd does not answer: {problem}")
+
+    def keys(
+        self, directory: str, order: str, limit: int, up_to: int = 0
+    ) -> tuple[list[_Key], int]:
+        """Keys of a directory by their creation, and the revision of this read.
+
+        The read is linearizable: it goes through the leader and a quorum. up_to: no key that was
+        created later.
+        """
+        answer = self.call(
+            "kv/range",
+            {
+                "key": _encode(f"{directory}/"),
+                "range_end": _encode(f"{directory}0"),  # "0" follows "/"
+                "sort_order": order,
+                "sort_target": "CREATE",
+                "limit": limit,
+                "max_create_revision": up_to,
+            },
+        )
+        return [_key(kv) for kv in answer.get("kvs", [])], int(answer["header"]["revision"])
+
+    def wait_for_deletion(self, key: str, revision: int, within: float) -> None:
+        """Return when the key is deleted, at a revision or later, or after so many seconds."""
+        member = self._members[self._preferred]
+        watch = {
+            "create_request": {
+                "key": _encode(key), "start_revision": revision, "filters": ["NOPUT"],
+            }
+        }  # fmt: skip
+        timeout = httpx.Timeout(_ANSWER, read=max(0.05, within))
+        try:
+            with self._client.stream(
+                "POST", f"{member}/v3/watch", json=watch, timeout=timeout
+            ) as lines:
+                for line in lines.iter_lines():
+                    said = _read(line).get("result", {})
+                    if said.get("events") or said.get("canceled"):
+                        return
+        except httpx.ReadTimeout:
+            return
+        except httpx.HTTPError as error:
+            raise LockServiceError(f"etcd does not answer: {member}: {error}") from error
+
+
+def inspector(url: str) -> "EtcdInspector":
+    """The registry's side."""
+    return EtcdInspector(Gateway(url, within=1.0))
+
+
+def claimant(url: str) -> "EtcdClaimant":
+    """The worker's side."""
+    return EtcdClaimant(url)
+
+
+class EtcdInspector:
+    """The registry's side."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, etcd: Gateway) -> None:
+        self._etcd = etcd
+
+    def holder(self, directory: str) -> Holder | None:
+        """The key that was created first."""
+        try:
+            keys, _ = self._etcd.keys(directory, "ASCEND", 1)
+        except _Refused as refused:
+            raise LockServiceError(f"etcd refuses: {refused}") from refused
+        return Holder(keys[0].value, keys[0].created) if keys else None
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._etcd.close()
+
+
+class EtcdClaimant:
+    """The worker's side."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, url: str) -> None:
+        Gateway(url).close()
+        self._url = url
+
+    def claim(self, directory: str, value: str, ttl: float, patience: Patience) -> Claim:
+        """A lease, a key under it, and the wait for the key before it."""
+        claim = EtcdClaim(Gateway(self._url), ttl)
+        try:
+            claim.wait(directory, value, patience)
+        except BaseException:
+            claim.release()
+            raise
+        return claim
+
+
+class EtcdClaim(Session):
+    """A lease and the key under it."""
+
+    def __init__(self, etcd: Gateway, ttl: float) -> None:
+        self._etcd = etcd
+        self.token = 0
+        asked_at = monotonic()
+        try:
+            # Granted twice when the first answer was lost: the other lease has no key, and ends.
+            granted = etcd.call("lease/grant", {"TTL": ceil(ttl)})
+        except BaseException:
+            etcd.close()
+            raise
+        self._lease = int(granted["ID"])
+        super().__init__(float(granted["TTL"]))
+        self.begin(asked_at)
+
+    def wait(self, directory: str, value: str, patience: Patience) -> None:
+        """Put the key, and return when it is the first one."""
+        key = f"{directory}/{self._lease:016x}"
+        mine = 0
+        while True:
+            self.check(directory)
+            problem = "another session holds it"
+            try:
+                mine = mine or self._put(key, value)
+                before, revision = self._before(key, directory, mine)
+                if before is None:
+                    self.token = mine
+                    return
+                if wait := min(_LOOK, self.ttl / 3, patience.left()):
+                    self._etcd.wait_for_deletion(before, revision + 1, wait)
+            except LockServiceError as error:
+                problem = str(error)
+                patience.sleep(_PAUSE)
+            except _Refused as refused:
+                if refused.code == _NOT_FOUND:
+                    self.end()
+                    continue
+                raise LockServiceError(f"etcd refuses: {refused}") from refused
+            if not patience.left():
+                raise AcquireTimeoutError(f"{directory} did not become ours in time: {problem}")
+
+    def _put(self, key: str, value: str) -> int:
+        """The key's create_revision; putting it again changes nothing."""
+        put = {"key": _encode(key), "value": _encode(value), "lease": self._lease}
+        get = {"request_range": {"key": _encode(key)}}
+        answer = self._etcd.call(
+            "kv/txn",
+            {
+                "compare": [{"key": _encode(key), "target": "CREATE", "create_revision": 0}],
+                "success": [{"request_put": put}, get],
+                "failure": [get],
+            },
+        )
+        (kv,) = answer["responses"][-1]["response_range"]["kvs"]
+        return _key(kv).created
+
+    def _before(self, key: str, directory: str, mine: int) -> tuple[str | None, int]:
+        """The key before ours, and the revision of the read; None when ours is the first one.
+
+        The same read shows that ours is still there.
+        """
+        keys, revision = self._etcd.keys(directory, "DESCEND", 2, up_to=mine)
+        if not keys or (keys[0].name, keys[0].created) != (key, mine):
+            self.end()
+            raise ClaimLostError(f"the session at etcd ended while it waited for {directory}")
+        return (keys[1].name if len(keys) > 1 else None), revision
+
+    def release(self) -> None:
+        """Revoke the lease, and the key with it."""
+        self.stop()
+        if self.standing() is not Standing.LOST:
+            self.end()
+            try:
+                self._etcd.call("lease/revoke", {"ID": self._lease})
+            except (LockServiceError, _Refused) as error:
+                _log.info("the lease at etcd ends by itself: %s", error)
+        self._etcd.close()
+
+    def _prolong(self) -> float | None:
+        try:
+            # All members are asked before a second third of the lease is over.
+            answer = self._etcd.call(
+                "lease/keepalive",
+                {"ID": self._lease},
+                within=min(_ANSWER, self.ttl / 4 / self._etcd.members),
+            )
+        except _Refused as refused:
+            if refused.code == _NOT_FOUND:
+                return None
+            raise LockServiceError(f"etcd refuses: {refused}") from refused
+        # A lease that is over is answered without a TTL.
+        return float(answer["result"].get("TTL", 0)) or None
+
+
+def _read(text: str) -> dict[str, Any]:
+    """An answer of the gateway. 64-bit integers are strings in it, zero and false are left out.
+
+    Raises `_Refused`, and `LockServiceError` for an answer that says to ask another member.
+    """
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        raise LockServiceError(f"no answer of etcd's: {text[:100]!r}") from None
+    error = answer.get("error") if isinstance(answer, dict) else text[:100]
+    if error is None:
+        return dict(answer)
+    if isinstance(error, dict):  # in a stream
+        code, message = int(error.get("grpc_code", 0)), str(error.get("message"))
+    else:
+        code, message = int(answer.get("code", 0)), str(error)
+    if code == _NOT_FOUND:
+        raise _Refused(code, message)
+    raise LockServiceError(message)
+
+
+def _key(kv: Mapping[str, str]) -> _Key:
+    return _Key(_decode(kv["key"]), _decode(kv.get("value", "")), int(kv["create_revision"]))
+
+
+def _encode(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _decode(text: str) -> str:
+    return base64.b64decode(text).decode(errors="replace")
+
+
+def _tls(query: str) -> ssl.SSLContext:
+    options = {name: values[-1] for name, values in parse_qs(query).items()}
+    context = ssl.create_default_context(cafile=options.get("ca"))
+    if "cert" in options:
+        context.load_cert_chain(options["cert"], options.get("key"))
+    return context

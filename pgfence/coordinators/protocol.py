@@ -1,0 +1,131 @@
+"""What pgfence asks of a lock service: who may hold a resource, and a token that rises.
+
+The two sides meet at the lock service and nowhere else. A worker has a `Claim`: a key in a session
+of its own, which ends with the worker. The registry has an `Inspector`: it reads who holds, and
+takes no worker's word for it. The key's value is the request: `REQUEST-ID OPERATION-ROOT`.
+"""
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+from urllib.parse import quote
+
+
+class Capabilities(NamedTuple):
+    """What a coordinator gives.
+
+    rising_tokens: each holder's token is higher than those of all before. linearizable: a read that
+    begins after a write has ended sees it, whatever fails. Without both it chooses a candidate, no
+    more (R40).
+    """
+
+    name: str
+    rising_tokens: bool
+    linearizable: bool
+
+
+class Holder(NamedTuple):
+    """Who holds a resource: the value of its key, and the key's token (0: it has none)."""
+
+    claim: str
+    token: int
+
+
+class Standing(StrEnum):
+    """How a worker's session at the lock service stands, as far as the worker can tell."""
+
+    #: Confirmed, and its end is not reached.
+    HELD = "HELD"
+    #: The lock service has not answered: it may stand or not.
+    UNKNOWN = "UNKNOWN"
+    #: Over, by the lock service's word or by the worker's own clock. Final.
+    LOST = "LOST"
+
+
+class Claim(Protocol):
+    """A worker's key that holds a resource, and the session that keeps it."""
+
+    #: The key's token; 0 where it has none.
+    token: int
+
+    def standing(self) -> Standing:
+        """How the session stands now, by the worker's own clock (R43)."""
+
+    def listen(self, changed: Callable[[], object]) -> None:
+        """Call `changed` from another thread whenever the standing has become another one."""
+
+    def release(self) -> None:
+        """Delete the key and end the session, or let it end by itself; never raises."""
+
+
+class Patience:
+    """How long somebody waits for a lock service: until a time, or until told to give up.
+
+    until: on the clock of `pgfence.client.database.monotonic`.
+    """
+
+    def __init__(self, until: float, clock: Callable[[], float]) -> None:
+        self._until = until
+        self._clock = clock
+        self._given_up = threading.Event()
+
+    def give_up(self) -> None:
+        """Wait no longer."""
+        self._given_up.set()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._given_up.is_set()
+
+    def left(self) -> float:
+        """Seconds that are left; 0 when it is over."""
+        return 0.0 if self._given_up.is_set() else max(0.0, self._until - self._clock())
+
+    def sleep(self, seconds: float) -> None:
+        """Wait so long, or as long as there is patience."""
+        self._given_up.wait(min(seconds, self.left()))
+
+
+class Claimant(Protocol):
+    """The worker's side of a coordinator. Threads may share it."""
+
+    capabilities: Capabilities
+
+    def claim(self, directory: str, value: str, ttl: float, patience: "Patience") -> Claim:
+        """Put a key into a directory and wait until it is the first one.
+
+        ttl: seconds that the session lasts when its worker is silent.
+
+        Raises `AcquireTimeoutError`; `ClaimLostError` when the session ended while it waited, so
+        that nobody is told of a lock that is another's; `LockServiceError`.
+        """
+
+
+class Inspector(Protocol):
+    """The registry's side of a coordinator."""
+
+    capabilities: Capabilities
+
+    def holder(self, directory: str) -> Holder | None:
+        """Who holds a directory now, by a read that is linearizable where the service has one.
+
+        Raises `LockServiceError`.
+        """
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+def directory(audience: str, resource: str) -> str:
+    """Where the keys of a resource are: `/pgfence/AUDIENCE/RESOURCE`, each one step of a path.
+
+    So that databases may share a lock service, and no resource lies within another one.
+    """
+    return "/pgfence/" + "/".join(_step(name) for name in (audience, resource))
+
+
+def _step(name: str) -> str:
+    # ZooKeeper takes neither "." nor ".." for a step.
+    return quote(name, safe="").replace(".", "%2E")

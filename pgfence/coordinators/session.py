@@ -1,0 +1,118 @@
+"""A session at a lock service, kept alive by a thread of its worker."""
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import inf
+
+from pgfence.client.database import monotonic
+from pgfence.coordinators.protocol import Standing
+from pgfence.errors import ClaimLostError, LockServiceError
+
+_log = logging.getLogger("pgfence.coordinators")
+
+#: Seconds between two attempts to reach a lock service that does not answer.
+_PAUSE = 0.1
+
+
+class Session(ABC):
+    """A session that ends unless it is kept alive.
+
+    Its end is counted from when the last good question was SENT (R43): the lock service counts from
+    when it came, which is later. Whatever else is known of the session, it is over by then.
+    """
+
+    def __init__(self, ttl: float) -> None:
+        self.ttl = ttl
+        self._deadline = inf
+        self._doubted = False
+        self._stopped = threading.Event()
+        self._told = Standing.HELD
+        self._changed: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self._keeper = threading.Thread(target=self._keep, name="pgfence session", daemon=True)
+
+    @abstractmethod
+    def _prolong(self) -> float | None:
+        """Ask the lock service for more; seconds from now on, None when the session is over.
+
+        Raises `LockServiceError` when it does not answer.
+        """
+
+    def begin(self, asked_at: float) -> None:
+        """Keep it alive; it was made by a question sent at `asked_at`."""
+        self._deadline = asked_at + self.ttl
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """Keep it alive no longer, and tell nobody what becomes of it. Waits for nothing."""
+        self._stopped.set()
+
+    def standing(self) -> Standing:
+        """How it stands now."""
+        if monotonic() >= self._deadline:
+            return Standing.LOST
+        return Standing.UNKNOWN if self._doubted else Standing.HELD
+
+    def listen(self, changed: Callable[[], object]) -> None:
+        """Call `changed` whenever the standing has become another one."""
+        self._changed.append(changed)
+
+    def check(self, what: str) -> None:
+        """Raise `ClaimLostError` if the session is over."""
+        if self.standing() is Standing.LOST:
+            raise ClaimLostError(
+                f"the session at the lock service ended while it waited for {what}"
+            )
+
+    def doubt(self) -> None:
+        """It is not known whether it stands."""
+        self._doubted = True
+        self._tell()
+
+    def end(self) -> None:
+        """It is over. A session that has ended does not begin again."""
+        with self._lock:
+            self._deadline = -inf
+        self._tell()
+
+    def _confirm(self, asked_at: float, seconds: float) -> None:
+        with self._lock:
+            if monotonic() < self._deadline:
+                self._deadline = asked_at + seconds
+                self._doubted = False
+        self._tell()
+
+    def _tell(self) -> None:
+        standing = self.standing()
+        if standing is not self._told and not self._stopped.is_set():
+            _log.log(
+                logging.DEBUG if standing is Standing.HELD else logging.WARNING,
+                "session at the lock service: %s -> %s",
+                self._told,
+                standing,
+            )
+            self._told = standing
+            for changed in self._changed:
+                changed()
+
+    def _keep(self) -> None:
+        pause = self.ttl / 3
+        while not self._stopped.wait(max(0.0, min(pause, self._deadline - monotonic()))):
+            asked_at = monotonic()
+            if asked_at >= self._deadline:
+                self.end()
+                return
+            try:
+                seconds = self._prolong()
+            except LockServiceError as error:
+                _log.warning("keeping the session alive failed: %s", error)
+                self.doubt()
+                pause = _PAUSE
+            else:
+                if seconds is None:
+                    self.end()
+                    return
+                self._confirm(asked_at, seconds)
+                pause = seconds / 3

@@ -1,0 +1,241 @@
+"""Lock services for tests: real servers on loopback, one or several, killed at the end."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from tests.support import fast_folder, unavailable, wait_until
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of loopback that nobody listens on."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def program(name: str, package: str) -> str:
+    """The path of a program; where it is missing, the test is skipped, or fails in CI."""
+    return shutil.which(name) or unavailable(f"no {name}: apt-get install {package}")
+
+
+class Servers(ABC):
+    """A lock service of one server or of several."""
+
+    #: As in the URL, and in a grant's `backend`.
+    name: str
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.folder = Path(tempfile.mkdtemp(prefix="pgfence-lock-", dir=fast_folder()))
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
+
+    @abstractmethod
+    def command(self, number: int) -> Sequence[str]:
+        """What starts a server."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether all that run serve clients."""
+
+    @abstractmethod
+    def leader(self) -> int:
+        """Which one leads; -1 when none does."""
+
+    @abstractmethod
+    def end_session_of(self, key: str) -> None:
+        """End the session of the key with this value, as when its time had run out."""
+
+    @abstractmethod
+    def keys(self, directory: str) -> list[str]:
+        """The values of the keys in a directory, the holder's first."""
+
+    #: In a request that puts a key, and in no other.
+    putting: bytes
+
+    @property
+    @abstractmethod
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where clients find them."""
+
+    def url(self, addresses: Sequence[tuple[str, int]] | None = None) -> str:
+        """The coordinator's URL; by way of other addresses where a proxy is in between."""
+        hosts = ",".join(f"{host}:{port}" for host, port in addresses or self.addresses)
+        return f"{self.name}://{hosts}"
+
+    def __enter__(self) -> Self:
+        try:
+            for number in range(self.count):
+                self.start(number)
+            self.wait_until_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in range(self.count):
+            self.kill(number)
+        shutil.rmtree(self.folder)
+
+    def start(self, number: int = 0) -> None:
+        """Start a server, or start it again with the data that it has."""
+        with (self.folder / f"log-{number}").open("ab") as log:
+            self.processes[number] = subprocess.Popen(
+                self.command(number), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def wait_until_ready(self) -> None:
+        """Return when they serve."""
+        wait_until(self.is_ready, f"{self.name} serves (its log is in {self.folder})")
+
+    def kill(self, number: int = 0) -> None:
+        """kill -9"""
+        process, self.processes[number] = self.processes[number], None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def kill_leader(self) -> int:
+        """kill -9 for the leader; which one it was."""
+        wait_until(lambda: self.leader() >= 0, f"{self.name} has a leader")
+        number = self.leader()
+        self.kill(number)
+        return number
+
+    def restart(self) -> None:
+        """Kill all of them, and start them again with their data."""
+        for number in range(self.count):
+            self.kill(number)
+        for number in range(self.count):
+            self.start(number)
+        self.wait_until_ready()
+
+    def running(self) -> list[int]:
+        """Which ones run."""
+        return [number for number, process in enumerate(self.processes) if process]
+
+
+def _base64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+class Etcd(Servers):
+    """etcd; elections are quick, as everything is on one machine."""
+
+    name = "etcd"
+
+    def __init__(self, count: int = 1) -> None:
+        self._program = program("etcd", "etcd-server")
+        super().__init__(count)
+        ports = free_ports(2 * count)
+        self._clients, self._peers = ports[:count], ports[count:]
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return [("127.0.0.1", port) for port in self._clients]
+
+    def _peer(self, number: int) -> str:
+        return f"http://127.0.0.1:{self._peers[number]}"
+
+    @property
+    def _cluster(self) -> str:
+        return ",".join(f"n{number}={self._peer(number)}" for number in range(self.count))
+
+    def command(self, number: int) -> list[str]:
+        client = f"http://127.0.0.1:{self._clients[number]}"
+        options = {
+            "name": f"n{number}",
+            "data-dir": str(self.folder / f"n{number}"),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": self._peer(number),
+            "initial-advertise-peer-urls": self._peer(number),
+            "initial-cluster": self._cluster,
+            "initial-cluster-token": "pgfence-tests",
+            "heartbeat-interval": "50",
+            "election-timeout": "500",
+        }
+        return [self._program, *(f"--{name}={value}" for name, value in options.items())]
+
+    def ask(self, number: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One question to one member; empty when it does not answer."""
+        try:
+            url = f"http://127.0.0.1:{self._clients[number]}/v3/{path}"
+            answer: dict[str, Any] = httpx.post(url, json=body, timeout=2).json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return answer
+
+    def is_ready(self) -> bool:
+        # A linearizable read: it needs a leader and a quorum.
+        return all("header" in self.ask(n, "kv/range", {"key": "AA=="}) for n in self.running())
+
+    def leader(self) -> int:
+        for number in self.running():
+            status = self.ask(number, "maintenance/status", {})
+            if status and status["leader"] == status["header"]["member_id"]:
+                return number
+        return -1
+
+    putting = b"kv/txn"
+
+    def _keys(self, prefix: str) -> list[dict[str, str]]:
+        answer: list[dict[str, str]] = self.ask(
+            self.running()[0],
+            "kv/range",
+            {
+                "key": _base64(prefix),
+                "range_end": _base64(prefix[:-1] + chr(ord(prefix[-1]) + 1)),
+                "sort_order": "ASCEND",
+                "sort_target": "CREATE",
+            },
+        ).get("kvs", [])
+        return answer
+
+    def keys(self, directory: str) -> list[str]:
+        return [b64decode(kv["value"]).decode() for kv in self._keys(f"{directory}/")]
+
+    def end_session_of(self, key: str) -> None:
+        (lease,) = [kv["lease"] for kv in self._keys("/") if kv["value"] == _base64(key)]
+        assert self.ask(self.running()[0], "lease/revoke", {"ID": lease})
+
+    def save(self, path: Path) -> None:
+        """Write a snapshot of the first member, as `etcdctl snapshot save` does."""
+        self._etcdctl("--endpoints", f"127.0.0.1:{self._clients[0]}", "snapshot", "save", str(path))
+
+    def restore(self, path: Path) -> None:
+        """Kill all members, and start them with what a snapshot has."""
+        for number in range(self.count):
+            self.kill(number)
+            shutil.rmtree(self.folder / f"n{number}")
+            self._etcdctl(
+                "snapshot", "restore", str(path),
+                "--name", f"n{number}",
+                "--data-dir", str(self.folder / f"n{number}"),
+                "--initial-cluster", self._cluster,
+                "--initial-cluster-token", "pgfence-tests",
+                "--initial-advertise-peer-urls", self._peer(number),
+            )  # fmt: skip
+            self.start(number)
+        self.wait_until_ready()
+
+    def _etcdctl(self, *arguments: str) -> None:
+        subprocess.run(
+            [program("etcdctl", "etcd-client"), *arguments],
+            env={"ETCDCTL_API": "3"},
+            check=True,
+            capture_output=True,
+        )

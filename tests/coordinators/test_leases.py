@@ -1,0 +1,164 @@
+"""Leases by way of each coordinator: from the worker's hold() to the receipt (R34 to R43, R52)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import pgfence
+from pgfence import errors
+from pgfence.model.lease import State
+from tests.coordinators.conftest import KINDS, Coordinated
+from tests.coordinators.servers import Servers
+from tests.support import wait_until
+from tests.workers import end_lease, grant_of
+
+RESOURCE = "invoice-batch/2026-07-19"
+
+
+@pytest.fixture(params=["postgres", *KINDS])
+def coordinated(request: pytest.FixtureRequest, coordinate: Any) -> Iterator[Coordinated]:
+    """A guarded database, and workers that ask by way of the coordinator."""
+    with coordinate(request.param) as found:
+        yield found
+
+
+def mark_invoice(number: int) -> Any:
+    def work(tx: Any) -> None:
+        tx.execute("update invoices set state = 'settled' where id = %s", [number])
+
+    return work
+
+
+def test_r37_segments_are_accepted_with_a_grant_that_names_the_coordinator(
+    coordinated: Coordinated,
+) -> None:
+    with coordinated.hold("worker_a", RESOURCE) as lease:
+        lease.apply({"page": 1}, mark_invoice(1))
+        lease.apply({"page": 2}, mark_invoice(2))
+        grant = grant_of(lease.token)
+    assert grant.backend == coordinated.name
+    assert grant.backend_revision > 0
+    assert coordinated.settled() == 2
+
+
+def test_r35_owners_take_turns_and_each_fence_is_higher(coordinated: Coordinated) -> None:
+    fences: list[int] = []
+    tokens: list[int] = []
+    alone = threading.Lock()
+
+    def work(role: str) -> None:
+        with coordinated.connect(role) as fence:
+            for _ in range(3):
+                with fence.hold(RESOURCE, operation="settle", ttl=30) as lease:
+                    assert alone.acquire(blocking=False), "somebody else holds it too"
+                    lease.apply({"page": 1}, mark_invoice(1))
+                    fences.append(lease.fence_token)
+                    tokens.append(grant_of(lease.token).backend_revision)
+                    alone.release()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, role) for role in ("worker_a", "worker_b") * 2]:
+            done.result()
+    assert fences == list(range(1, 13))
+    assert tokens == sorted(set(tokens))
+
+
+def test_r34_request_that_has_its_grant_gets_the_same_one(coordinated: Coordinated) -> None:
+    with coordinated.hold("worker_a", RESOURCE, request_id="request-1") as lease:
+        answer = coordinated.ask_again("worker_a", lease)
+    assert (answer.state, answer.token) == ("HELD", lease.token)
+
+
+def test_r36_timeout_names_what_it_waited_for_and_leaves_nothing_behind(
+    coordinated: Coordinated,
+) -> None:
+    with coordinated.hold("worker_a", RESOURCE), pytest.raises(errors.AcquireTimeoutError):
+        coordinated.hold_once("worker_b", RESOURCE, timeout=0.2)
+    with coordinated.hold("worker_b", RESOURCE, timeout=20) as lease:
+        assert lease.fence_token == 2
+
+
+def test_r10_owner_of_before_is_refused_once_the_next_one_has_written(
+    coordinated: Coordinated,
+) -> None:
+    with coordinated.hold("worker_a", RESOURCE) as lease:
+        lease.apply({"page": 1}, mark_invoice(1))
+        old = lease.token
+    with coordinated.hold("worker_b", RESOURCE) as lease:
+        lease.apply({"page": 1}, mark_invoice(1))
+    assert coordinated.apply("worker_a", old, 2).verdict == "STALE_OWNER"
+
+
+def test_r37_worker_that_asks_by_way_of_another_coordinator_is_told_which_one(
+    coordinated: Coordinated,
+) -> None:
+    coordinated.switch("etcd" if coordinated.name == "postgres" else "postgres")
+    with (
+        pytest.raises(errors.WrongCoordinatorError, match=r"coordinator of this registry is"),
+        coordinated.hold("worker_a", RESOURCE),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_r37_nobody_is_granted_anything_whose_key_does_not_hold(coordinate: Any, kind: str) -> None:
+    """A worker that asks in SQL although the lock service has given the resource to another one."""
+    with coordinate(kind) as coordinated, coordinated.hold("worker_a", RESOURCE) as lease:
+        end_lease(coordinated.database, lease.grant.lease)
+        answer = coordinated.request("worker_b", "impostor")
+        assert answer.state == "WAIT"
+        assert "no registry process has seen" in answer.reason
+        coordinated.wait_for_a_round_of_the_registry()
+        assert coordinated.request("worker_b", "impostor").state == "WAIT"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_r36_key_that_is_lost_before_the_grant_comes_ends_in_an_error_and_no_grant(
+    coordinate: Any, kind: str
+) -> None:
+    """etcd-io/etcd#11456, from the worker's hold(): the key is had, and lost before the grant."""
+    with coordinate(kind) as coordinated, ThreadPoolExecutor(1) as pool:
+        with coordinated.no_registry():
+            request = {"request_id": "request-1", "ttl": 2.0}
+            waiting = pool.submit(coordinated.hold_once, "worker_a", RESOURCE, **request)
+            wait_until(lambda: coordinated.keys(RESOURCE) != [], "the key is there")
+            coordinated.servers.end_session_of(coordinated.keys(RESOURCE)[0])
+            with pytest.raises(errors.ClaimLostError):
+                waiting.result()
+        coordinated.wait_for_a_round_of_the_registry()
+        assert coordinated.grants() == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.rule("R41", "R42", "R43")
+def test_r42_session_that_ends_takes_the_lease_with_it(coordinate: Any, kind: str) -> None:
+    with coordinate(kind) as coordinated, coordinated.hold("worker_a", RESOURCE, ttl=2.0) as lease:
+        lease.apply({"page": 1}, mark_invoice(1))
+        coordinated.servers.end_session_of(coordinated.keys(RESOURCE)[0])
+        wait_until(lambda: lease.state is State.EXPIRED, "the worker knows")
+        with pytest.raises(errors.NotHeldError):
+            lease.apply({"page": 2}, mark_invoice(2))
+        with coordinated.hold("worker_b", RESOURCE) as next_one:
+            next_one.apply({"page": 1}, mark_invoice(3))
+        assert coordinated.apply("worker_a", lease.token, 2).verdict == "STALE_OWNER"
+
+
+def test_r37_lock_service_that_was_not_given_to_the_registry_is_named(
+    coordinate: Any, servers: Servers
+) -> None:
+    with coordinate("postgres") as coordinated:
+        coordinated.switch(servers.name, mints=True)
+        with (
+            pgfence.connect(
+                coordinated.database.dsn("worker_a"), coordinator=servers.url()
+            ) as fence,
+            pytest.raises(errors.AcquireTimeoutError, match="no registry process has seen"),
+            fence.hold(RESOURCE, operation="settle", timeout=0.1),
+        ):
+            pass
+        assert servers.keys(coordinated.place(RESOURCE)) == []
