@@ -1,4 +1,4 @@
-"""pgfence registry serve"""
+"""pgfence registry serve, switch, resume"""
 
 from pathlib import Path
 from typing import Annotated

@@ -46,7 +46,7 @@ def inspector(url: str) -> Inspector:
 
 def _module(scheme: str) -> ModuleType:
     if scheme not in _MODULES:
-        known = ", ".join(_MODULES)
+        known = ", ".join(dict.fromkeys(name for name, _ in _MODULES.values()))
         raise InvalidArgumentError(f"there is no coordinator {scheme!r}: {known}", rule="R37")
     name, library = _MODULES[scheme]
     try:

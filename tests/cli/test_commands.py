@@ -539,6 +539,46 @@ def test_resume_says_why_it_was_paused_and_what_comes_next(
     assert issue(database, "worker_a", BATCH).fence_token == 8
 
 
+@pytest.mark.rule("R17", "R37")
+@pytest.mark.parametrize("command", [["resume"], ["registry", "resume"]])
+def test_resume_raises_the_next_fence_above_a_known_one_and_never_lowers_it(
+    pgfence: Pgfence, database: Database, command: list[str]
+) -> None:
+    issue(database, "worker_a", BATCH)
+    pause = "update pgfence.fences set paused_because = 'a test'"
+    for above, then in ((1000, 1000), (5, 1000)):
+        as_owner(database, pause)
+        document = pgfence(*command, BATCH, "--above", above, "--json", on=database).document
+        assert document["above"] == then
+    assert issue(database, "worker_a", BATCH).fence_token == 1001
+
+
+# registry switch
+
+
+@pytest.mark.rule("R37")
+def test_registry_switch_says_who_chooses_from_now_on_and_where_fences_are(
+    pgfence: Pgfence, database: Database
+) -> None:
+    issue(database, "worker_a", BATCH)
+    switch = ["registry", "switch", "--to"]
+    assert pgfence(*switch, "etcd", "--json", on=database).document == {
+        "term": 2,
+        "coordinator": "etcd",
+        "before": "postgres",
+        "above": 1,
+    }
+    assert pgfence(*switch, "postgres", "--reason", "enough", on=database).out == (
+        "postgres says who may hold; before it was etcd\n"
+        "every fence token that was issued so far lies at or below 1\n"
+    )
+    unknown = pgfence(*switch, "carrier-pigeon", on=database)
+    assert (unknown.exit_code, unknown.err.splitlines()[0]) == (
+        4,
+        "pgfence: there is no coordinator 'carrier-pigeon': postgres, etcd",
+    )
+
+
 @pytest.mark.rule("R39")
 def test_restored_ends_the_grants_of_before(pgfence: Pgfence, database: Database) -> None:
     grant = issue(database, "worker_a", BATCH)
@@ -648,6 +688,7 @@ def test_a_database_without_pgfence_is_told_what_to_run(
         (["workload", "add", "w", "--role", "worker_a"], "a member of pgfence_owner"),
         (["resume", BATCH], "a member of pgfence_owner"),
         (["restored"], "a member of pgfence_owner"),
+        (["registry", "switch", "--to", "etcd"], "a member of pgfence_owner"),
     ],
 )
 @pytest.mark.rule("R26")
