@@ -8,11 +8,12 @@ from typing import Any, Literal, Self
 
 import psycopg
 
-from pgfence import errors
+from pgfence import coordinators, errors
 from pgfence.client import protocol
 from pgfence.client.async_lease import AsyncLease, refuse_other_loop
 from pgfence.client.base import BaseFence
 from pgfence.client.database import Database, monotonic
+from pgfence.coordinators.protocol import Claimant
 from pgfence.drivers import psycopg_async
 from pgfence.drivers.async_session import AsyncSession
 from pgfence.errors import MutationUnknownError
@@ -27,6 +28,7 @@ def connect_async(
     dsn: str,
     *,
     driver: Literal["psycopg", "asyncpg"] = "psycopg",
+    coordinator: str = "postgres",
     bundle_digest: str | None = None,
     prepare_threshold: int | None = 5,
 ) -> "Connecting":
@@ -38,7 +40,13 @@ def connect_async(
 
     Raises what `connect` raises, and `ImportError` where the driver is missing.
     """
-    return Connecting(lambda: _connect(_sessions(driver, dsn, prepare_threshold), bundle_digest))
+    return Connecting(
+        lambda: _connect(
+            _sessions(driver, dsn, prepare_threshold),
+            coordinators.claimant(coordinator),
+            bundle_digest,
+        )
+    )
 
 
 class Connecting:
@@ -75,14 +83,16 @@ def _sessions(driver: str, dsn: str, prepare_threshold: int | None) -> Callable[
     return lambda: asyncpg.Session(dsn, prepare_threshold=prepare_threshold)
 
 
-async def _connect(make: Callable[[], AsyncSession], bundle_digest: str | None) -> "AsyncFence":
+async def _connect(
+    make: Callable[[], AsyncSession], claimant: Claimant, bundle_digest: str | None
+) -> "AsyncFence":
     session = make()
     try:
         found = await session.run(protocol.introduce(monotonic, bundle_digest))
     except BaseException:
         session.close()
         raise
-    database = Database(make, found)
+    database = Database(make, found, claimant)
     database.put_back(session)
     return AsyncFence(database)
 

@@ -278,6 +278,10 @@ class AsyncLease(BaseLease[AsyncSession]):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
+    def _claim_changed(self) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(super()._claim_changed)
+
     def _moved(self) -> None:
         # The state may be asked for by any thread, and after the loop has ended.
         with suppress(RuntimeError):

@@ -1,11 +1,12 @@
 """What the drivers share whose steps are awaited: the loop, and what to do after a cancellation."""
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pgfence.client.protocol import (
     Batch,
@@ -16,6 +17,7 @@ from pgfence.client.protocol import (
     Reopen,
     Rollback,
     Row,
+    Run,
     Sleep,
     Step,
     Steps,
@@ -35,6 +37,35 @@ def uncut(doing: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
     _unattended.add(task)
     task.add_done_callback(_unattended.discard)
     return task
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Call it in a thread of its own: it may wait for long, and a pool would be full of those.
+
+    Who is cancelled does not stop it.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(_T, result))
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop may have ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=call, name="pgfence lock service", daemon=True).start()
+    return await done
 
 
 async def drive(
@@ -159,6 +190,8 @@ class AsyncSession(ABC):
                 await self._wait(seconds)
             case Sleep(seconds):
                 await self._sleep(seconds)
+            case Run(function):
+                return await in_thread(function)
             case Reopen():
                 self._close()
                 await self._open()

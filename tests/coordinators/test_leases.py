@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -103,6 +104,37 @@ def test_r37_worker_that_asks_by_way_of_another_coordinator_is_told_which_one(
         coordinated.hold("worker_a", RESOURCE),
     ):
         pass
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_r36_tasks_wait_at_the_lock_service_and_leave_nothing_when_they_are_cancelled(
+    coordinate: Any, kind: str, driver: Literal["psycopg", "asyncpg"]
+) -> None:
+    async def work(coordinated: Coordinated) -> int:
+        dsn = coordinated.database.dsn("worker_a")
+        async with pgfence.connect_async(dsn, driver=driver, coordinator=coordinated.url) as fence:
+
+            async def hold() -> int:
+                async with fence.hold(RESOURCE, operation="settle", ttl=30) as lease:
+                    return lease.fence_token
+
+            async with fence.hold(RESOURCE, operation="settle", ttl=30) as lease:
+                waiting = asyncio.create_task(hold())
+                while len(coordinated.keys(RESOURCE)) < 2:
+                    await asyncio.sleep(0.01)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                while len(coordinated.keys(RESOURCE)) > 1:
+                    await asyncio.sleep(0.01)
+                next_one = asyncio.create_task(hold())
+                assert lease.fence_token == 1
+            return await next_one
+
+    with coordinate(kind) as coordinated:
+        assert asyncio.run(work(coordinated)) == 2
+        assert coordinated.keys(RESOURCE) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
