@@ -81,6 +81,8 @@ class Proxy:
                 server = socket.create_connection(
                     (str(self._parameters["host"]), int(str(self._parameters["port"])))
                 )
+                for end in (client, server):  # or small packets wait 40 ms for each other
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._pairs.append((client, server))
                 for pump in (self._requests, self._replies):
                     threading.Thread(target=pump, args=(client, server), daemon=True).start()
