@@ -12,6 +12,9 @@ import psycopg
 import pytest
 
 from pgfence import embedded
+from pgfence.audit import doctor
+from pgfence.audit.checks import CHECKS
+from pgfence.audit.doctor import Finding
 from tests import support
 from tests.faults.failover.clusters import DATABASE, SETTINGS, Copy, client_program
 from tests.faults.failover.history import Held, Side, twice
@@ -122,6 +125,44 @@ def test_r39_a_restored_dump_refuses_grants_of_before_until_their_owners_acquire
     assert empty.connect("auditor").execute(
         "select protected_table::text, missing, unprotectable from pgfence.guards"
     ).fetchall() == [("ledger", None, None)]
+
+
+def stale(database: Database) -> list[Finding]:
+    """What doctor says of the attestation."""
+    (check,) = (check for check in CHECKS if check.code == "ATTESTATION_CHANGED")
+    return list(doctor.examine(database.connect("auditor"), [check]).findings)
+
+
+@pytest.mark.rule("R25", "R26")
+@pytest.mark.parametrize("role", ["pgfence_owner", "dba"])
+def test_r25_after_a_restore_guards_are_looked_at_the_long_way_until_doctor_is_heeded(
+    dumped: Dumped, empty: Database, keys: Keys, role: str
+) -> None:
+    """The function that remembers names tables by OIDs, which are others here."""
+    restore(empty, dumped.dump(), *WHOLE)
+    new = Side(empty, keys)
+    held = acquired(new, "worker_b")
+    assert new.apply(held) == "ACCEPTED"
+    owner, trigger = empty.connect("billing_owner"), "trigger pgfence_guard_delete"
+    owner.execute(f"alter table ledger disable {trigger}")
+    with pytest.raises(psycopg.Error) as missing:
+        new.apply(held)
+    assert missing.value.sqlstate == "PF202"
+    owner.execute(f"alter table ledger enable always {trigger}")
+    assert stale(dumped.side.database) == []
+
+    (finding,) = stale(empty)
+    assert finding.run_as == "pgfence_owner"
+    member = empty.connect("dba")
+    member.execute(f"set role {role}")
+    for statement in finding.sql:
+        member.execute(statement)
+    assert stale(empty) == []
+    assert new.apply(held) == "ACCEPTED"
+    owner.execute(f"alter table ledger disable {trigger}")
+    with pytest.raises(psycopg.Error) as missing:
+        new.apply(held)
+    assert missing.value.sqlstate == "PF202"
 
 
 @pytest.mark.rule("R39")
