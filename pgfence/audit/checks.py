@@ -736,8 +736,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "MISSING_RIGHT",
         WARNING,
-        "A group lacks a right that it needs, as after a restore without privileges. What is closed "
-        "is safe, but does not work.",
+        "A group lacks a right that it needs, as after a restore without privileges, or the new owner "
+        "of a protected table the right to attach partitions. What is closed is safe, but does not work.",
         f"""
         select p.oid::regprocedure::text as object, r as grantee,
                format('grant execute on function %s to %I;', p.oid::regprocedure, r) as mend
@@ -758,6 +758,12 @@ CHECKS: tuple[Check, ...] = (
          where n.oid in {_OURS}
            and not exists (
              select from aclexplode(n.nspacl) as a where a.privilege_type = 'USAGE' and a.grantee = r.oid)
+        union all
+        select f.oid::regprocedure::text, o.rolname, format('grant execute on function %s to %I;', f.oid::regprocedure, o.rolname)
+          from pgfence.protected_tables as p join pg_class as c on c.oid = p.protected_table
+          join pg_roles as o on o.oid = c.relowner
+          join pg_proc as f on f.pronamespace = 'pgfence'::regnamespace and f.proname = '_guard_' || p.guard_id
+         where not has_function_privilege(o.oid, f.oid, 'EXECUTE')
         """,
         "{grantee} lacks its right on {object}",
         ("{mend}",),
@@ -1007,7 +1013,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "LATE_PARTITION",
         NOTE,
-        "A partition that was attached after `protect` has the row trigger alone: as safe, slower.",
+        "A partition that was attached after `protect` has the row trigger alone: as safe, but nobody "
+        "else than its owner may TRUNCATE it, and it is open while it is detached.",
         f"""
         select c.oid::regclass::text as object, t.rolname as owner,
                format('select pgfence.protect(%L, %L);', g.protected_table, g.template) as protect
@@ -1017,7 +1024,7 @@ CHECKS: tuple[Check, ...] = (
          where g.missing is null and g.unprotectable is null
            and not (g.statement_guards and g.truncate_guard)
         """,
-        "{object} was attached after protect, and is guarded row by row",
+        "{object} was attached after protect, and has the row trigger of the guard alone",
         ("{protect}",),
         run_as="{owner}",
     ),

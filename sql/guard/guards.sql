@@ -1,8 +1,10 @@
 -- How each protected table, and each partition below it, is guarded now. Admission, protect and
 -- doctor all read the state of the guard here. A partition that was attached after protect has the
 -- row trigger alone, cloned and firing always: enough for rows, but PostgreSQL cannot guard it
--- against TRUNCATE, so nobody but its owner may hold that right. Where a relation has statement
--- triggers its row trigger need only fire in logical apply, which fires no others.
+-- against TRUNCATE, so nobody but its owner may hold that right. On a table without partitions the
+-- statement triggers see every row but those of logical apply, so its row trigger need only fire there.
+-- On partitions it fires always: a row that MERGE moves to another partition is shown to no statement
+-- trigger of an UPDATE.
 create view pgfence.guards as
 select p.protected_table,
        p.template,
@@ -32,11 +34,7 @@ select p.protected_table,
                then pg_catalog.format('column "%s", which names the resource, has changed its type since protect', k.changed)
            when c.oid = p.protected_table and not (t.statement_guards and t.truncate_guard)
                or t.row_guard not in ('always', 'replica')
-               or t.row_guard = 'replica' and not (c.relkind = 'r' and t.statement_guards and t.truncate_guard)
-               or c.relkind = 'p' and not t.statement_guards and exists (
-                   select from pg_catalog.pg_inherits as i join pg_catalog.pg_trigger as b on b.tgrelid = i.inhrelid
-                   where i.inhparent = c.oid and b.tgfoid = f.oid and b.tgtype = 16
-               )
+               or t.row_guard = 'replica' and (c.oid <> p.protected_table or c.relkind = 'p')
                then 'a trigger of the guard is missing, disabled, not ENABLE ALWAYS, or was changed'
            when exists (
                select from pg_catalog.aclexplode(c.relacl) as a

@@ -27,9 +27,12 @@ begin
         execute format('alter table %s enable always trigger pgfence_guard_row', p_table);
     end if;
     for v_relation in
-        select g.relation as name, g.is_partitioned from pgfence.guards as g
-        where g.protected_table = p_table
-          and not (g.statement_guards and g.truncate_guard and (g.is_partitioned or g.row_guard = 'replica'))
+        select g.relation as name, g.row_guard, w.row_guard as wanted_row_guard
+        from pgfence.guards as g
+        cross join lateral (
+            select case when g.relation = p_table and not g.is_partitioned then 'replica' else 'always' end
+        ) as w (row_guard)
+        where g.protected_table = p_table and not (g.statement_guards and g.truncate_guard and g.row_guard = w.row_guard)
     loop
         execute format('create or replace trigger pgfence_guard_insert after insert on %s '
                        'referencing new table as pgfence_new_rows for each statement execute function %s()',
@@ -45,9 +48,8 @@ begin
         execute format('alter table only %s enable always trigger pgfence_guard_insert, '
                        'enable always trigger pgfence_guard_update, enable always trigger pgfence_guard_delete, '
                        'enable always trigger pgfence_guard_truncate', v_relation.name);
-        -- the statement triggers see every row but those that logical apply writes
-        if not v_relation.is_partitioned then
-            execute format('alter table %s enable replica trigger pgfence_guard_row', v_relation.name);
+        if v_relation.row_guard <> v_relation.wanted_row_guard then
+            execute format('alter table %s enable %s trigger pgfence_guard_row', v_relation.name, v_relation.wanted_row_guard);
         end if;
     end loop;
     -- GRANT ALL includes the right to create triggers, and with it to replace those of the guard.

@@ -3,6 +3,7 @@ must succeed, and once more with the resource admitted: the guard refuses the at
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,7 @@ def plain(database: Database, keys: Keys) -> Billing:
     return billing(database, keys, "plain")
 
 
-# {t}: the table, {leaf}: the partition of the day (or the table), {day}
+# {t}: the table, {leaf}: the partition of the day (or the table), {day}; (17): since PostgreSQL 17
 STATEMENTS = {
     "insert": "insert into {t} values (9, '{day}', 1)",
     "insert select": "insert into {t} select id + 10, batch_date, amount from {t}",
@@ -101,16 +102,32 @@ STATEMENTS = {
     "CTE that writes twice": "with d as (delete from {t} where id = 2 returning *),"
     " i as (insert into {t} select id + 7, batch_date, amount from d returning *)"
     " select count(*) from i",
-    "merge, update": "merge into {t} as i using (values (2)) as s(id) on i.id = s.id"
+    "merge, update (15)": "merge into {t} as i using (values (2)) as s(id) on i.id = s.id"
     " when matched then update set amount = 0",
-    "merge, insert": "merge into {t} as i using (values (9)) as s(id) on i.id = s.id"
+    "merge, insert (15)": "merge into {t} as i using (values (9)) as s(id) on i.id = s.id"
     " when not matched then insert values (s.id, '{day}', 1)",
-    "merge, delete": "merge into {t} as i using (values (2)) as s(id) on i.id = s.id"
+    "merge, delete (15)": "merge into {t} as i using (values (2)) as s(id) on i.id = s.id"
     " when matched then delete",
     "merge, update, returning (17)": "merge into {t} as i using (values (2)) as s(id)"
     " on i.id = s.id when matched then update set amount = 0 returning merge_action()",
     "merge, what has no source (17)": "merge into {t} as i using (values (2)) as s(id)"
     " on i.id = s.id when not matched by source then delete",
+    "merge, all of them (15)": "merge into {t} as i using (values (2), (3), (9)) as s(id)"
+    " on i.id = s.id when matched and s.id = 2 then update set amount = 0"
+    " when matched then delete when not matched then insert values (s.id, '{day}', 1)",
+    "merge into the partition (15)": "merge into {leaf} as i using (values (2)) as s(id)"
+    " on i.id = s.id when matched then delete",
+    "merge in a CTE (17)": "with m as (merge into {t} as i using (values (2)) as s(id)"
+    " on i.id = s.id when matched then delete returning i.*) select count(*) from m",
+    "merge, returning old (18)": "merge into {t} as i using (values (2)) as s(id)"
+    " on i.id = s.id when matched then delete returning old.amount",
+    "update, returning old and new (18)": "update {t} set amount = 0 where id = 2"
+    " returning old.amount, new.amount",
+    "on conflict, returning old and new (18)": "insert into {t} values (2, '{day}', 1)"
+    " on conflict (id, batch_date) do update set amount = excluded.amount"
+    " returning with (old as o, new as n) o.amount, n.amount",
+    "explain analyze": "explain analyze update {t} set amount = 0 where id = 2",
+    "only": "update only {leaf} set amount = 0 where id = 2",
     "do block": "do $$ begin update {t} set amount = 0 where id = 2; end $$",
     "dynamic SQL": "do $$ begin execute 'delete from {t} where id = 2'; end $$",
     "update into the partition": "update {leaf} set amount = 0 where id = 2",
@@ -119,13 +136,17 @@ STATEMENTS = {
 }
 
 
-@pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS.keys())
-def test_r23_statement_without_admission_is_refused(tables: Billing, statement: str) -> None:
-    version = tables.attacker.info.server_version
-    if statement.startswith("merge") and version < 150000:
-        pytest.skip("MERGE came with PostgreSQL 15")
-    if ("merge_action" in statement or "by source" in statement) and version < 170000:
-        pytest.skip("MERGE has this since PostgreSQL 17")
+def skip_before(name: str, conn: psycopg.Connection[Any]) -> None:
+    """Skip what came with a later version of PostgreSQL, which its name says in parentheses."""
+    since = re.search(r"\((\d\d)\)$", name)
+    if since and conn.info.server_version < int(since[1]) * 10_000:
+        pytest.skip(f"came with PostgreSQL {since[1]}")
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_r23_statement_without_admission_is_refused(tables: Billing, name: str) -> None:
+    skip_before(name, tables.attacker)
+    statement = STATEMENTS[name]
 
     def on(table: str) -> str:
         return statement.format(t=table, leaf=table + tables.leaf, day=tables.day)
@@ -145,19 +166,64 @@ def test_r23_statement_without_admission_is_refused(tables: Billing, statement: 
     assert tables.rows() == changed
 
 
-@pytest.mark.parametrize("into", ["the table", "the partition"])
-def test_r23_copy_without_admission_is_refused(tables: Billing, into: str) -> None:
-    leaf = tables.leaf if into == "the partition" else ""
+COPIES = {
+    "into the table": "copy {t} from stdin",
+    "into the partition": "copy {leaf} from stdin",
+    "with a condition": "copy {t} from stdin where id > 10",
+    "column by column": "copy {t} (amount, batch_date, id) from stdin with (format csv, null '-')",
+    "past errors (17)": "copy {t} from stdin with (on_error ignore)",
+    "past a few errors (18)": "copy {t} from stdin with (on_error ignore, reject_limit 3)",
+    "into a view": "copy {t}_view from stdin",
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_r23_copy_without_admission_is_refused(tables: Billing, name: str) -> None:
+    skip_before(name, tables.attacker)
+    for table in ("invoices", "open_invoices"):
+        run(tables.owner, f"create view {table}_view as select * from {table}")
+        run(tables.owner, f"grant select, insert on {table}_view to pgfence_app")
+        run(
+            tables.owner,
+            f"create function {table}_insert() returns trigger language plpgsql as"
+            f" $$ begin insert into public.{table} values (new.*); return new; end $$",
+        )
+        run(
+            tables.owner,
+            f"create trigger t instead of insert on {table}_view"
+            f" for each row execute function {table}_insert()",
+        )
 
     def copy(conn: psycopg.Connection[Any], table: str) -> None:
-        with conn.cursor().copy(f"copy {table}{leaf} from stdin") as data:
-            for number in range(10, 20):
-                data.write_row((number, tables.day, 1))
+        lines = [f"{number}\t{tables.day}\t1\n" for number in range(10, 20)]
+        if "csv" in COPIES[name]:
+            lines = [f"1,{tables.day},{number}\n" for number in range(10, 20)]
+        elif "ignore" in COPIES[name]:
+            lines.insert(5, "x\ty\tz\n")
+        statement = COPIES[name].format(t=table, leaf=table + tables.leaf)
+        with conn.cursor().copy(statement) as data:
+            data.write("".join(lines))
 
     copy(tables.attacker, "open_invoices")
     with refused():
         copy(tables.attacker, "invoices")
     assert len(tables.rows()) == 3
+    with tables.writer.admitted(tables.batch) as conn:
+        copy(conn, "invoices")
+    assert tables.rows() == tables.rows("open_invoices")
+    assert len(tables.rows()) > 3
+
+
+def test_r23_copy_of_what_a_statement_returns_is_refused(tables: Billing) -> None:
+    def copy(conn: psycopg.Connection[Any], table: str) -> None:
+        with conn.cursor().copy(
+            f"copy (delete from {table} where id = 2 returning id) to stdout"
+        ) as rows:
+            assert list(rows.rows()) == [("2",)]
+
+    copy(tables.attacker, "open_invoices")
+    with refused():
+        copy(tables.attacker, "invoices")
     with tables.writer.admitted(tables.batch) as conn:
         copy(conn, "invoices")
     assert tables.rows() == tables.rows("open_invoices")

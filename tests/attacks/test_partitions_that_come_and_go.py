@@ -276,17 +276,12 @@ def test_r25_partition_that_moves_to_another_place_in_the_tree_is_guarded_there(
     with refused():  # not below invoices yet, and guarded all the same when written by its own name
         run(writer.conn, insert("leaf", 2))
     run(owner, f"alter table invoices attach partition middle for values in ('{DAY}')")
-    with refused("PF202") as error:
-        admit(writer, BATCH)
-    hint = str(error.diag.message_hint)
-    for write in (insert("middle", 2), "update middle set amount = 0", "delete from middle"):
-        with refused():
-            run(writer.conn, write)
-    run(owner, hint[hint.index("select") :])
-    for write in (insert("middle", 2), "update middle set amount = 0", "delete from middle"):
-        with refused():
-            run(writer.conn, write)
-    assert_guarded(owner, writer)
+    for _ in range(2):
+        for write in (insert("middle", 2), "update middle set amount = 0", "delete from middle"):
+            with refused():
+                run(writer.conn, write)
+        assert_guarded(owner, writer)
+        protect(owner, "invoices")
 
 
 def test_r26_unprotecting_the_table_takes_the_guard_off_its_detached_partitions_too(

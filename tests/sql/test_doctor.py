@@ -272,6 +272,7 @@ CASES = [
          "revoke select on pgfence_registry.grants from pgfence_auditor"),
     case("MISSING_RIGHT", "pgfence_registry",
          "revoke usage on schema pgfence_registry from pgfence_app"),
+    case("MISSING_RIGHT", "pgfence._guard_2()", "alter table sales.batches owner to outsider"),
     case("DEFAULT_PRIVILEGES", "pgfence_owner",
          "alter default privileges for role pgfence_owner grant select on tables to worker_a"),
     case("DEFAULT_PRIVILEGES", "pgfence_owner",

@@ -12,6 +12,7 @@ from tests.guarded import (
     DAY,
     LATER_BATCH,
     LATER_DAY,
+    TEMPLATE,
     Writer,
     attach_later,
     make_table,
@@ -58,6 +59,19 @@ def assert_refused_until_mended(
         run(owner, change)
     run(owner, hint[hint.index("select") :])
     admit(writer)
+
+
+def assert_rows_are_guarded(writer: Writer, *relations: str, day: str = DAY) -> None:
+    with writer.admitted(TEMPLATE.format(batch_date=day)) as conn:
+        run(conn, f"insert into invoices values (1, '{day}', 1) on conflict do nothing")
+    for relation in relations:
+        for write in (
+            f"insert into {relation} values (2, '{day}', 1)",
+            f"update {relation} set amount = 0",
+            f"delete from {relation}",
+        ):
+            with refused():
+                run(writer.conn, write)
 
 
 def damages(relation: str) -> dict[str, str]:
@@ -128,7 +142,7 @@ def test_r25_damaged_guard_of_a_table_stops_admission(
 
 
 @pytest.mark.parametrize("damage", damages("invoices_0").values(), ids=damages("invoices_0").keys())
-def test_r25_damaged_guard_of_a_partition_stops_admission(
+def test_r25_damaged_guard_of_a_partition_still_guards_its_rows_or_stops_admission(
     owner: psycopg.Connection[Any], writer: Writer, damage: str
 ) -> None:
     run(owner, SUPPRESS)
@@ -138,7 +152,25 @@ def test_r25_damaged_guard_of_a_partition_stops_admission(
     if "disable trigger user" in damage:  # PostgreSQL 14 takes a cloned trigger for internal
         damage += "; alter table invoices_0 disable trigger pgfence_guard_row"
     run(owner, damage)
-    assert_refused_until_mended(owner, writer)
+    row_trigger = (
+        "select from pg_trigger where tgrelid = 'invoices_0'::regclass"
+        " and tgname = 'pgfence_guard_row' and tgenabled = 'A'"
+    )
+    if run(owner, row_trigger).rowcount == 0:
+        assert_refused_until_mended(owner, writer)
+        return
+    # what is left is as good as a partition that was attached later
+    admit(writer)
+    assert_rows_are_guarded(writer, "invoices", "invoices_0")
+    run(owner, "grant truncate on invoices_0 to pgfence_app")
+    guarded = (
+        "select from pgfence.guards where relation = 'invoices_0'::regclass and truncate_guard"
+    )
+    if run(owner, guarded).rowcount == 0:
+        assert_refused_until_mended(owner, writer)
+    admit(writer)
+    with refused():
+        run(writer.conn, "truncate invoices_0")
 
 
 @pytest.mark.parametrize("damage", ROW_TRIGGER_DAMAGES.values(), ids=ROW_TRIGGER_DAMAGES.keys())
@@ -153,7 +185,7 @@ def test_r25_damaged_row_trigger_stops_admission(
     assert_refused_until_mended(owner, writer)
 
 
-def test_r25_damaged_guard_in_the_middle_of_a_partition_tree_stops_admission(
+def test_r25_damage_in_the_middle_of_a_partition_tree_is_held_below_or_stops_admission(
     owner: psycopg.Connection[Any], writer: Writer
 ) -> None:
     make_table(owner, "invoices", "partitioned")
@@ -164,15 +196,16 @@ def test_r25_damaged_guard_in_the_middle_of_a_partition_tree_stops_admission(
         " create table low partition of middle for values with (modulus 1, remainder 0)",
     )
     protect(owner, "invoices")
-    admit(writer)
-    run(owner, "grant update on middle to pgfence_app")
-    run(owner, "alter table only middle disable trigger pgfence_guard_update")
-    assert_refused_until_mended(owner, writer)
-    run(
-        owner,
+    run(owner, "grant select, insert, update, delete on middle, low to pgfence_app")
+    for damage in (
+        "alter table only middle disable trigger pgfence_guard_update",
         "drop trigger pgfence_guard_insert on middle; drop trigger pgfence_guard_update on middle;"
         " drop trigger pgfence_guard_delete on middle",
-    )
+    ):
+        run(owner, damage)  # which leaves the row triggers
+        admit(writer)
+        assert_rows_are_guarded(writer, "middle", "low", day=LATER_DAY)
+    run(owner, "alter table low disable trigger pgfence_guard_row")
     assert_refused_until_mended(owner, writer)
 
 
@@ -328,7 +361,7 @@ def test_r25_table_that_is_gone_stops_nothing(
     "damage",
     [
         "alter table invoices3 disable trigger pgfence_guard_update",
-        "alter table invoices4_0 disable trigger pgfence_guard_update",
+        "alter table invoices4_0 disable trigger pgfence_guard_row",
         "alter function pgfence._guard_4() reset search_path",
         "drop function pgfence._guard_4() cascade",
         "alter table invoices3 set unlogged",
