@@ -17,6 +17,4 @@ def test_every_story_is_in_the_page_once_and_every_line_of_the_page_is_a_test() 
         if module != Path(__file__)
         for name in re.findall(r"^(?:async )?def (test_\w+)", module.read_text(), re.MULTILINE)
     ]
-    assert len(rows) == len(set(rows))
-    assert set(rows) <= set(stories)
-    assert [s for s in stories if s not in rows and "stale_owners" in s] == []
+    assert sorted(rows) == sorted(stories)
