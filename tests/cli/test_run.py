@@ -70,7 +70,8 @@ def running(
 
 
 def environment(database: Database, role: str = "worker_a") -> dict[str, str]:
-    return os.environ | {
+    others = {name: v for name, v in os.environ.items() if not name.startswith("PGFENCE_")}
+    return others | {
         "PGFENCE_DSN": database.dsn(role),
         "PATH": f"{psql_program().parent}:{os.environ['PATH']}",
         "PGOPTIONS": "",
