@@ -109,6 +109,8 @@ class AsyncSession(ABC):
         self._work: Callable[[Any], Awaitable[object]] | None = None
         #: Around the work function while it runs.
         self._stop: asyncio.Timeout | None = None
+        #: Calls that commit by themselves.
+        self._asking: asyncio.Task[Any] | None = None
         #: What a run that was cancelled still has to do.
         self._rest: asyncio.Task[Any] | None = None
 
@@ -141,6 +143,9 @@ class AsyncSession(ABC):
 
     async def _finish(self, steps: Steps[_T], interrupt: asyncio.CancelledError) -> _T:
         try:
+            if self._asking is not None:
+                self._asking.cancel()
+                await asyncio.wait({self._asking})
             await self._abandon()
             return await drive(steps, self._perform, partial(steps.throw, interrupt))
         finally:
@@ -176,6 +181,11 @@ class AsyncSession(ABC):
     async def _perform(self, step: Step) -> object:
         """Carry out a step; the driver's errors are raised as `Failed`."""
         match step:
+            case Batch(begin=False):
+                # Its COMMIT goes out with it. So that what follows a cancellation does not overtake
+                # it, nobody but us cancels it, and we wait for its end.
+                self._asking = uncut(self._batch(step))
+                return await asyncio.shield(self._asking)
             case Batch():
                 return await self._batch(step)
             case Work():

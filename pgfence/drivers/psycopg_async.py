@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from pgfence.client.protocol import Batch, Failed, Left, Row, Step, Steps
-from pgfence.drivers.async_session import AsyncSession, drive
+from pgfence.drivers.async_session import AsyncSession, drive, uncut
 from pgfence.drivers.psycopg import CANCEL, LEFT, cut, interrupt_in, refuse_autocommit, report
 
 Connection = psycopg.AsyncConnection[Any]
@@ -47,10 +47,16 @@ class Session(AsyncSession):
     async def _open(self) -> Connection:
         if self._conn is None or self._conn.closed:
             self._close()
+            # psycopg loses sight of a connection that is cancelled while it is made, and the server
+            # waits a minute for it.
+            connecting = uncut(self._connect())
             try:
-                self._conn = await self._connect()
+                self._conn = await asyncio.shield(connecting)
             except psycopg.Error as error:
                 report(error, lost=True)
+            except asyncio.CancelledError:
+                connecting.add_done_callback(_close_unused)
+                raise
         return self._conn
 
     async def _connect(self) -> Connection:
@@ -145,6 +151,11 @@ class Session(AsyncSession):
         conn = await self._open()
         async for _ in conn.notifies(timeout=seconds, stop_after=1):
             pass
+
+
+def _close_unused(connecting: asyncio.Task[Connection]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().pgconn.finish()
 
 
 async def _is_pooled(conn: Connection) -> bool:
