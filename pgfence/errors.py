@@ -461,10 +461,13 @@ class Said(NamedTuple):
 
 def said_by(error: BaseException) -> Said:
     """Read a driver's exception, by its attributes: no driver is imported."""
-    # SQLAlchemy keeps the driver's exception; for asyncpg one of its own, caused by asyncpg's.
-    error = getattr(error, "orig", None) or error
-    if error.__cause__ is not None and hasattr(error.__cause__, "severity_en"):
-        error = error.__cause__
+    # SQLAlchemy keeps the driver's exception; for asyncpg one of its own, caused by asyncpg's. That
+    # a connection has ended is caused by what the server said before.
+    error = cause = getattr(error, "orig", None) or error
+    while cause is not None:
+        if hasattr(cause, "severity_en"):
+            error = cause
+        cause = cause.__cause__
     sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if sqlstate == _UNDEFINED_OBJECT and error.__context__ is not None:
         # Where PREPARE TRANSACTION fails, SQLAlchemy goes on to roll back what was not prepared.

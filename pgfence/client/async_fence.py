@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psycopg
 
@@ -21,11 +21,14 @@ from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
 
+if TYPE_CHECKING:
+    from pgfence.drivers.sqlalchemy_async import Source
+
 _log = logging.getLogger("pgfence.client")
 
 
 def connect_async(
-    dsn: str,
+    database: "str | Source",
     *,
     driver: Literal["psycopg", "asyncpg"] = "psycopg",
     coordinator: str = "postgres",
@@ -34,15 +37,17 @@ def connect_async(
 ) -> "Connecting":
     """Reach a guarded database from a task: `await` it, or use it with `async with`.
 
-    driver: asyncpg must be installed (`pip install 'pgfence[asyncpg]'`). prepare_threshold: as in
-    psycopg; asyncpg prepares a statement at its first use, or never if it is None. All else is as
-    in `connect`.
+    database: a DSN, and work functions get a connection of the driver; or a SQLAlchemy AsyncEngine
+    of postgresql+psycopg or postgresql+asyncpg, and they get an AsyncConnection; or an
+    async_sessionmaker, and they get an AsyncSession. driver: for a DSN; asyncpg must be installed
+    (`pip install 'pgfence[asyncpg]'`). prepare_threshold: for a DSN, as in psycopg; asyncpg
+    prepares a statement at its first use, or never if it is None. All else is as in `connect`.
 
     Raises what `connect` raises, and `ImportError` where the driver is missing.
     """
     return Connecting(
         lambda: _connect(
-            _sessions(driver, dsn, prepare_threshold),
+            _sessions(database, driver, prepare_threshold),
             coordinators.claimant(coordinator),
             bundle_digest,
         )
@@ -66,8 +71,16 @@ class Connecting:
         await self._fence.close()
 
 
-def _sessions(driver: str, dsn: str, prepare_threshold: int | None) -> Callable[[], AsyncSession]:
+def _sessions(
+    database: "str | Source", driver: str, prepare_threshold: int | None
+) -> Callable[[], AsyncSession]:
     """What makes the sessions of a driver."""
+    if not isinstance(database, str):
+        # Importing it takes longer than all the rest; whoever has an Engine has done so.
+        from pgfence.drivers import sqlalchemy_async
+
+        return sqlalchemy_async.sessions(database)
+    dsn = database
     if driver == "psycopg":
         return lambda: psycopg_async.Session(dsn, prepare_threshold=prepare_threshold)
     if driver != "asyncpg":
@@ -158,8 +171,9 @@ class AsyncFence(BaseFence[AsyncSession]):
     ) -> Verdict:
         """Call `fenced_apply` in the transaction that the caller has open on `conn`.
 
-        As `Fence.apply`. conn: a psycopg `AsyncConnection` or an asyncpg `Connection`, whichever
-        driver the fence itself uses.
+        As `Fence.apply`. conn: a psycopg `AsyncConnection`, an asyncpg `Connection`, or an
+        AsyncConnection, AsyncSession or async_scoped_session of SQLAlchemy, whatever the fence
+        itself was connected with.
         """
         token = self._token(grant, segment)
         verifier = self._database.verifier
@@ -169,9 +183,13 @@ class AsyncFence(BaseFence[AsyncSession]):
         steps = self._apply_within(token, segment, payload)
         if isinstance(conn, psycopg.AsyncConnection):
             return await psycopg_async.run_within(conn, steps)
-        from pgfence.drivers import asyncpg
+        if hasattr(conn, "is_in_transaction"):  # asyncpg's, or its pool's proxy of one
+            from pgfence.drivers import asyncpg
 
-        return await asyncpg.run_within(conn, steps)
+            return await asyncpg.run_within(conn, steps)
+        from pgfence.drivers import sqlalchemy_async
+
+        return await sqlalchemy_async.run_within(conn, steps)
 
     async def reconcile(
         self, unknown: MutationUnknownError | Coordinates, *, grant: str | AsyncLease | None = None

@@ -71,14 +71,9 @@ class Session(AsyncSession):
         return self._conn
 
     async def _connect(self) -> _Connection:
-        parameters = self._parameters.copy()
-        timeout = float(parameters.pop("connect_timeout", None) or max(2.0, self.connect_timeout))
-        conn: _Connection = await asyncpg.connect(
-            f"postgresql://?{urlencode(parameters)}",
-            timeout=timeout,
-            connection_class=_Connection,
-            **({} if self._cache else {"statement_cache_size": 0}),
-        )
+        given = self._parameters.get("connect_timeout")
+        timeout = float(given or max(2.0, self.connect_timeout))
+        conn = await self._new(timeout)
         try:
             async with asyncio.timeout(timeout):
                 self._pooled = await _is_pooled(conn)
@@ -92,6 +87,17 @@ class Session(AsyncSession):
             conn.terminate()
             self._cache = False
             return await self._connect()
+        return conn
+
+    async def _new(self, timeout: float) -> _Connection:
+        parameters = self._parameters.copy()
+        parameters.pop("connect_timeout", None)
+        conn: _Connection = await asyncpg.connect(
+            f"postgresql://?{urlencode(parameters)}",
+            timeout=timeout,
+            connection_class=_Connection,
+            **({} if self._cache else {"statement_cache_size": 0}),
+        )
         return conn
 
     def _close(self) -> None:

@@ -61,12 +61,7 @@ class Session(AsyncSession):
 
     async def _connect(self) -> Connection:
         timeout = max(2, round(self.connect_timeout))
-        parameters: dict[str, Any] = {"connect_timeout": timeout}
-        conn = await psycopg.AsyncConnection.connect(
-            conninfo.make_conninfo("", **(parameters | self._parameters)),
-            autocommit=True,
-            prepare_threshold=self._prepare_threshold,
-        )
+        conn = await self._new(timeout)
         try:
             async with _time_limit(conn, timeout):
                 self._pooled = await _is_pooled(conn)
@@ -78,6 +73,14 @@ class Session(AsyncSession):
         await conn.set_isolation_level(IsolationLevel.READ_COMMITTED)
         await conn.set_read_only(False)
         return conn
+
+    async def _new(self, timeout: int) -> Connection:
+        parameters: dict[str, Any] = {"connect_timeout": timeout}
+        return await psycopg.AsyncConnection.connect(
+            conninfo.make_conninfo("", **(parameters | self._parameters)),
+            autocommit=True,
+            prepare_threshold=self._prepare_threshold,
+        )
 
     def _close(self) -> None:
         conn, self._conn = self._conn, None

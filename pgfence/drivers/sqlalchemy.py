@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, TextClause, event, text
+from sqlalchemy import Connection, Dialect, Engine, TextClause, event, text
 from sqlalchemy.exc import (
     DBAPIError,
     InvalidRequestError,
@@ -81,7 +81,7 @@ class Session(driver.Session):
                 case _:
                     return super()._carry_out(step)
         except DBAPIError as error:
-            _report(error)
+            report(error)
         return None
 
     def _new(self, timeout: int) -> driver.Connection:
@@ -102,7 +102,7 @@ class Session(driver.Session):
         try:
             self._segment = segment = _Transaction(self._source)
         except DBAPIError as error:
-            _report(error, lost=True)
+            report(error, lost=True)
         return _run(segment.connection, batch)
 
     def _call_work(self) -> Left:
@@ -124,66 +124,90 @@ class Session(driver.Session):
             segment.roll_back()
 
 
-class _Transaction:
-    """One transaction of the application's, from the first statement to COMMIT."""
+class Guarded:
+    """A transaction of the application's that only we commit, whether it is awaited or not."""
 
-    def __init__(self, source: Source) -> None:
-        self._context = _begin(source)
-        #: What the work function gets, and its Connection.
-        self.given, self.connection = self._context.__enter__()
-        self.raw: Any = self.connection.connection.driver_connection
-        self._root: Any = self.given.get_transaction()
-        self._may_commit = self._committing = False
+    def __init__(self, given: Connection | OrmSession, connection: Connection) -> None:
+        self._given = given
+        self._root: Any = given.get_transaction()
+        self._may_commit = self._sent = False
         self._refusal: InvalidRequestError | None = None
         for name in ("commit", "prepare_twophase"):
-            event.listen(self.connection, name, self._on_commit)
+            event.listen(connection, name, self._on_commit)
 
     def _on_commit(self, connection: Connection, *_: object) -> None:
         """SQLAlchemy is about to send COMMIT, or PREPARE TRANSACTION."""
         if not self._may_commit:
-            # Whatever SQLAlchemy takes the transaction for now, the server has undone it.
+            # Whatever SQLAlchemy takes the transaction for now, the server undoes it.
             connection.invalidate()
             self._refusal = InvalidRequestError(
                 "the work function must not commit: its segment is committed together with its "
                 "receipt. The transaction was undone"
             )
             raise self._refusal
-        self._committing = True
+        self._sent = True
 
-    def left(self) -> Left:
-        """What the work function left, after what it left to be flushed."""
+    def is_undone(self) -> bool:
+        """Whether the work function rolled back, or a flush that failed did.
+
+        Raises what it was told when it tried to commit.
+        """
         if self._refusal is not None:
             raise self._refusal
-        if self.raw.closed:
-            lost = psycopg.OperationalError("the connection was lost before COMMIT")
-            raise Failed(str(lost), lost=True) from lost
-        ended = self.given.get_transaction() is not self._root
-        if ended or not self._root.is_active:
-            # Undone, by rollback() or by a flush that failed: it cannot have committed.
-            return Left.ABORTED
-        if isinstance(self.given, OrmSession):
-            self.given.flush()
-        return driver.LEFT[self.raw.pgconn.transaction_status]
+        has_ended = self._given.get_transaction() is not self._root
+        return has_ended or not self._root.is_active
 
-    def commit(self) -> None:
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """The block commits."""
         self._may_commit = True
         try:
-            self._context.__exit__(None, None, None)
+            yield
         except DBAPIError:
             raise
         except Exception as error:
             # An event handler of the application's. Before COMMIT it has prevented that; after it
             # nobody knows.
-            if self._committing:
+            if self._sent:
                 raise
             raise Failed(str(error), lost=False) from error
 
+
+class _Transaction(Guarded):
+    def __init__(self, source: Source) -> None:
+        self._context = _begin(source)
+        #: What the work function gets, and its Connection.
+        self.given, self.connection = self._context.__enter__()
+        self.raw: Any = self.connection.connection.driver_connection
+        super().__init__(self.given, self.connection)
+
+    def left(self) -> Left:
+        """What the work function left, after what it left to be flushed."""
+        if self.is_undone():
+            return Left.ABORTED
+        if self.raw.closed:
+            raise lost_before_commit()
+        if isinstance(self.given, OrmSession):
+            self.given.flush()
+        return driver.LEFT[self.raw.pgconn.transaction_status]
+
+    def commit(self) -> None:
+        with self.committing():
+            self._context.__exit__(None, None, None)
+
     def roll_back(self) -> None:
         with suppress(SQLAlchemyError):
-            self._context.__exit__(_RollBack, _RollBack(), None)
+            self._context.__exit__(RollBack, RollBack(), None)
 
 
-class _RollBack(Exception):  # noqa: N818 - leaves a block
+def lost_before_commit() -> Failed:
+    """The report that a connection was lost while the work function ran, and did not say so."""
+    failed = Failed("the connection was lost before COMMIT", lost=True)
+    failed.__cause__ = psycopg.OperationalError(failed.message)
+    return failed
+
+
+class RollBack(Exception):  # noqa: N818 - leaves a block
     pass
 
 
@@ -210,25 +234,35 @@ def sessions(source: Source) -> Callable[[], Session]:
         bind: Engine | Connection = source
     elif isinstance(source, sessionmaker):
         with source() as session:
-            try:
-                bind = session.get_bind()
-            except UnboundExecutionError as error:
-                raise errors.InvalidArgumentError(str(error)) from error
+            bind = bind_of(session)
     else:
         raise errors.InvalidArgumentError(
             f"connect takes a DSN, an Engine or a sessionmaker, not {source!r}"
         )
+    engine = engine_for(bind, "postgresql+psycopg")
+    return lambda: Session(source, engine)
+
+
+def bind_of(session: OrmSession) -> Engine | Connection:
+    """What a Session's transactions begin on by default."""
+    try:
+        return session.get_bind()
+    except UnboundExecutionError as error:
+        raise errors.InvalidArgumentError(str(error)) from error
+
+
+def engine_for(bind: Engine | Connection, *drivers: str) -> Engine:
+    """An Engine that a lease can use."""
     if not isinstance(bind, Engine):
         raise errors.InvalidArgumentError(
             "the sessionmaker is bound to a Connection, and a lease needs connections of its own"
         )
-    engine = bind
-    if (engine.dialect.name, engine.dialect.driver) != ("postgresql", "psycopg"):
+    if f"{bind.dialect.name}+{bind.dialect.driver}" not in drivers:
         raise errors.InvalidArgumentError(
-            f"connect takes an Engine of postgresql+psycopg, not of {engine.url.drivername}: "
-            "connect with a DSN, and call Fence.apply in transactions of that Engine"
+            f"connecting takes an Engine of {' or '.join(drivers)}, not of {bind.url.drivername}: "
+            "connect with a DSN, and call apply in transactions of that Engine"
         )
-    return lambda: Session(source, engine)
+    return bind
 
 
 def run_within(caller: Caller, steps: Steps[_T]) -> _T:
@@ -245,8 +279,7 @@ def run_within(caller: Caller, steps: Steps[_T]) -> _T:
             "apply takes a psycopg connection or a Connection, Session or scoped_session of "
             f"SQLAlchemy, not {caller!r}"
         )
-    if connection.dialect.name != "postgresql":
-        raise errors.InvalidArgumentError(f"this is {connection.dialect.name}, not PostgreSQL")
+    refuse_others(connection.dialect)
     refuse_autocommit(connection)
 
     def perform(step: Step) -> object:
@@ -254,9 +287,15 @@ def run_within(caller: Caller, steps: Steps[_T]) -> _T:
         try:
             return _run(connection, step)
         except DBAPIError as error:
-            _report(error)
+            report(error)
 
     return driver.run(steps, perform)
+
+
+def refuse_others(dialect: Dialect) -> None:
+    """Raise `InvalidArgumentError` for another database."""
+    if dialect.name != "postgresql":
+        raise errors.InvalidArgumentError(f"this is {dialect.name}, not PostgreSQL")
 
 
 def refuse_autocommit(connection: Connection) -> None:
@@ -272,22 +311,22 @@ def refuse_autocommit(connection: Connection) -> None:
 
 def _run(connection: Connection, batch: Batch) -> list[list[Row]]:
     return [
-        list(connection.execute(_statement(call.sql), _parameters(call)).all())
+        list(connection.execute(statement(call.sql), parameters(call)).all())
         for call in batch.calls
     ]
 
 
 @lru_cache
-def _statement(sql: str) -> TextClause:
+def statement(sql: str) -> TextClause:
     """The one text of every driver, with SQLAlchemy's placeholders."""
     return text(re.sub(r"\$(\d+)", r":p\1", sql))
 
 
-def _parameters(call: Call) -> dict[str, object]:
+def parameters(call: Call) -> dict[str, object]:
     return {f"p{number}": value for number, value in enumerate(call.parameters, 1)}
 
 
-def _report(error: DBAPIError, *, lost: bool = False) -> NoReturn:
+def report(error: DBAPIError, *, lost: bool = False) -> NoReturn:
     """Turn an error of SQLAlchemy's into the protocol's report."""
     said = errors.said_by(error)
     raise Failed(

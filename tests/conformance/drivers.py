@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import threading
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
@@ -23,6 +24,12 @@ import psycopg
 from psycopg import conninfo
 from psycopg.rows import dict_row
 from sqlalchemy import Engine, create_engine, orm, text
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 
 import pgfence
 from pgfence.client.async_lease import AsyncLost
@@ -333,10 +340,10 @@ class AsyncDriver(ABC):
     driver: Literal["psycopg", "asyncpg"]
 
     def connect(self, dsn: str, **options: Any) -> Any:
-        async def connect() -> pgfence.AsyncFence:
-            return await pgfence.connect_async(dsn, driver=self.driver, **options)
+        return _AsyncFence(_portal.call(self.connect_async(dsn, **options)), self)
 
-        return _AsyncFence(_portal.call(connect()), self)
+    async def connect_async(self, dsn: str, **options: Any) -> pgfence.AsyncFence:
+        return await pgfence.connect_async(dsn, driver=self.driver, **options)
 
     @contextmanager
     def transaction(self, dsn: str) -> Iterator[tuple[Any, Execute]]:
@@ -456,4 +463,77 @@ def _execute_in(session: orm.Session) -> Execute:
     return execute
 
 
-DRIVERS: list[Driver] = [Psycopg(), PsycopgAsync(), Asyncpg(), Sqlalchemy()]
+class SqlalchemyAsync(AsyncDriver):
+    """SQLAlchemy in asyncio, with AsyncSessions."""
+
+    name = "sqlalchemy async"
+
+    async def connect_async(self, dsn: str, **options: Any) -> pgfence.AsyncFence:
+        engine = self._engine(dsn)
+        try:
+            fence = await pgfence.connect_async(async_sessionmaker(engine), **options)
+        except BaseException:
+            await engine.dispose()
+            raise
+        close = fence.close
+
+        async def close_both() -> None:
+            await close()
+            await engine.dispose()
+
+        fence.close = close_both  # type: ignore[method-assign]
+        return fence
+
+    @asynccontextmanager
+    async def own(self, dsn: str) -> AsyncIterator[Any]:
+        engine = self._engine(dsn)
+        try:
+            async with AsyncSession(engine) as session, session.begin():
+                yield session
+        finally:
+            await engine.dispose()
+
+    async def execute(self, conn: Any, query: str, *parameters: object) -> object:
+        named = {f"p{number}": value for number, value in enumerate(parameters, 1)}
+        return await conn.execute(text(re.sub(r"\$(\d+)", r":p\1", query)), named)
+
+    def _engine(self, dsn: str) -> AsyncEngine:
+        return sqlalchemy_async_engine(dsn)
+
+
+class SqlalchemyAsyncpg(SqlalchemyAsync):
+    """The same on asyncpg."""
+
+    name = "sqlalchemy asyncpg"
+
+    def _engine(self, dsn: str) -> AsyncEngine:
+        return sqlalchemy_asyncpg_engine(dsn)
+
+
+def sqlalchemy_async_engine(dsn: str, **options: Any) -> AsyncEngine:
+    """An AsyncEngine as an application makes one for use behind a pooler."""
+    arguments = conninfo.conninfo_to_dict(dsn) | {"prepare_threshold": None}
+    return create_async_engine("postgresql+psycopg://", connect_args=arguments, **options)
+
+
+def sqlalchemy_asyncpg_engine(dsn: str, **options: Any) -> AsyncEngine:
+    """The same on asyncpg, which needs more for that."""
+    arguments: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+    arguments["database"] = arguments.pop("dbname")
+    arguments["ssl"] = arguments.pop("sslmode", "prefer")
+    arguments |= {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+    }
+    return create_async_engine("postgresql+asyncpg://", connect_args=arguments, **options)
+
+
+DRIVERS: list[Driver] = [
+    Psycopg(),
+    PsycopgAsync(),
+    Asyncpg(),
+    Sqlalchemy(),
+    SqlalchemyAsync(),
+    SqlalchemyAsyncpg(),
+]
