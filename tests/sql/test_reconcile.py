@@ -353,7 +353,9 @@ def test_r45_the_reported_payload_counts_where_none_is_given(worker: Worker) -> 
     report(worker, held.token, digest=OTHER_DIGEST)
     worker.apply(held.token, 1)
     assert reconcile(worker, held.token, digest=None).outcome == "PAYLOAD_CONFLICT"
-    assert len(unknown(worker)) == 1
+    assert unknown(worker) == [("UNANSWERED_COMMIT", 1, "PAYLOAD_CONFLICT", None)]
+    answer(worker, held.token, "NOT_APPLIED", evidence="two processes with one grant, see #17")
+    assert unknown(worker) == []
 
 
 def test_r44_a_report_needs_no_lease_and_waits_for_no_segment(

@@ -50,7 +50,7 @@ begin
            and pgfence_registry._state_of(g, pg_catalog.clock_timestamp()) <> 'HELD' for update skip locked;
     end if;
     v_refused := case
-        when v_outcome.outcome in ('ACCEPTED', 'PAYLOAD_CONFLICT') and p_answer = 'NOT_APPLIED' then v_outcome.explanation
+        when v_outcome.outcome = 'ACCEPTED' and p_answer = 'NOT_APPLIED' then v_outcome.explanation
         when v_outcome.outcome = 'PROVEN_NOT_APPLIED' and p_answer = 'APPLIED' and v_reported then v_outcome.explanation
         when v_outcome.reason = 'LEASE_HELD' and p_answer <> 'ASK_A_PERSON' then v_outcome.explanation
         when v_outcome.reason = 'LEASE_OVER' and v_lease is null and p_answer <> 'ASK_A_PERSON' then 'the lease is just being renewed'
