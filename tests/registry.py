@@ -32,7 +32,7 @@ def registry(database: Database, keys: Keys, *lock_services: str) -> Iterator[No
     """Sign the database's grants while the block runs; lock_services: URLs, to look who holds."""
     stop = threading.Event()
     witness = Witness([coordinators.inspector(url) for url in lock_services])
-    arguments = (database.dsn("registry"), Issuer(keys.grant, witness=witness), stop)
+    arguments = (database.dsn("registry"), Issuer(keys.grant, keys.status, witness), stop)
     thread = threading.Thread(target=serve, args=arguments, daemon=True)
     thread.start()
     try:

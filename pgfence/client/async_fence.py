@@ -11,8 +11,8 @@ import psycopg
 from pgfence import coordinators, errors
 from pgfence.client import protocol
 from pgfence.client.async_lease import AsyncLease, refuse_other_loop
-from pgfence.client.base import BaseFence
-from pgfence.client.database import Database, monotonic
+from pgfence.client.base import BaseFence, reach
+from pgfence.client.database import Database, arranged
 from pgfence.coordinators.protocol import Claimant
 from pgfence.drivers import psycopg_async
 from pgfence.drivers.async_session import AsyncSession
@@ -31,6 +31,7 @@ def connect_async(
     database: "str | Source",
     *,
     driver: Literal["psycopg", "asyncpg"] = "psycopg",
+    registry: str | None = None,
     coordinator: str = "postgres",
     bundle_digest: str | None = None,
     prepare_threshold: int | None = 5,
@@ -45,9 +46,10 @@ def connect_async(
 
     Raises what `connect` raises, and `ImportError` where the driver is missing.
     """
+    reached = [database] if registry is None else [database, registry]
     return Connecting(
         lambda: _connect(
-            _sessions(database, driver, prepare_threshold),
+            [_sessions(each, driver, prepare_threshold) for each in reached],
             coordinators.claimant(coordinator),
             bundle_digest,
         )
@@ -97,17 +99,16 @@ def _sessions(
 
 
 async def _connect(
-    make: Callable[[], AsyncSession], claimant: Claimant, bundle_digest: str | None
+    makers: list[Callable[[], AsyncSession]], claimant: Claimant, bundle_digest: str | None
 ) -> "AsyncFence":
-    session = make()
+    sessions = [make() for make in makers]
     try:
-        found = await session.run(protocol.introduce(monotonic, bundle_digest))
+        found, tolerance = await sessions[0].run(reach(bundle_digest, *sessions[1:]))
     except BaseException:
-        session.close()
+        for session in sessions:
+            session.close()
         raise
-    database = Database(make, found, claimant)
-    database.put_back(session)
-    return AsyncFence(database)
+    return AsyncFence(arranged(makers, sessions, found, claimant, tolerance))
 
 
 class AsyncFence(BaseFence[AsyncSession]):
@@ -159,6 +160,7 @@ class AsyncFence(BaseFence[AsyncSession]):
         )
         lease = await AsyncLease.acquire(self._database, wanted, timeout)
         try:
+            await lease.take_over()
             yield lease
         finally:
             try:
@@ -180,7 +182,7 @@ class AsyncFence(BaseFence[AsyncSession]):
         if verifier.lacks_key(token):
             with self._database.lent() as session:
                 await session.run(verifier.follow())
-        steps = self._apply_within(token, segment, payload)
+        steps = self._apply_within(grant, segment, payload)
         if isinstance(conn, psycopg.AsyncConnection):
             return await psycopg_async.run_within(conn, steps)
         if hasattr(conn, "is_in_transaction"):  # asyncpg's, or its pool's proxy of one

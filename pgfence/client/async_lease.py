@@ -75,13 +75,18 @@ class AsyncLease(BaseLease[AsyncSession]):
         cls, database: Database[AsyncSession], wanted: protocol.Request, timeout: float | None
     ) -> Self:
         """Ask for a resource and wait for it; see `Fence.hold`."""
-        session = database.session(connect_timeout=wanted.ttl_ms / 3000)
+        session = database.registry.session(connect_timeout=wanted.ttl_ms / 3000)
         try:
             acquired = await session.run(acquire(database, wanted, timeout))
         except BaseException:
-            database.put_back(session)
+            database.registry.put_back(session)
             raise
         return cls(database, acquired, session)
+
+    async def take_over(self) -> None:
+        """As `Lease.take_over`."""
+        async with self._one_at_a_time():
+            await self._work_session.run(self._take_over())
 
     async def wait_held(self, timeout: float | None = None) -> None:
         """As `Lease.wait_held`."""

@@ -16,9 +16,22 @@ from typing import Any, Generic, NamedTuple
 from pgfence import errors, observe
 from pgfence.client import protocol, segments
 from pgfence.client.database import Database, S, monotonic
-from pgfence.client.protocol import Answer, Reopen, Request, Run, Segment, Steps
+from pgfence.client.protocol import (
+    Answer,
+    Failed,
+    Introduction,
+    On,
+    Proof,
+    Reopen,
+    Request,
+    Run,
+    Segment,
+    Sleep,
+    Steps,
+)
 from pgfence.client.trust import Verifier
 from pgfence.coordinators.protocol import Claim, Patience, Standing, directory
+from pgfence.model.clocks import Difference, Reading
 from pgfence.model.grant import Grant, operation_root
 from pgfence.model.lease import Ownership, State
 from pgfence.model.outcome import Coordinates, Outcome
@@ -30,6 +43,10 @@ _log = logging.getLogger("pgfence.client")
 
 #: Seconds that connecting may take for noting that an outcome is unknown.
 _REPORT = 2.0
+#: Seconds that the first status proof gets at least to be signed, and a later one at most.
+_PROVING, _LONGEST_PROVING = 1.0, 10.0
+#: Tries to take over after a resource was promoted or restored, and seconds between two looks.
+_ATTEMPTS, _LOOK = 3, 0.05
 
 
 class BaseFence(Generic[S]):
@@ -73,6 +90,11 @@ class BaseFence(Generic[S]):
         _check_seconds("ttl", ttl, at_least=0.001)
         if timeout is not None:
             _check_seconds("timeout", timeout, at_least=0.0)
+        if self._database.elsewhere and ttl <= 3 * self._database.tolerance:
+            raise errors.InvalidArgumentError(
+                f"ttl must be more than {3 * self._database.tolerance:g} seconds: the clocks of "
+                "registry and database may differ by a third of that, which is taken off each proof"
+            )
         request_id = f"req-{uuid.uuid4()}" if request_id is None else request_id
         known = tuple(acknowledged)
         if any(receipt.resource != resource for receipt in known):
@@ -99,12 +121,17 @@ class BaseFence(Generic[S]):
             return grant.token
         return grant
 
-    def _apply_within(self, token: str, segment: int, payload: object) -> Steps[Verdict]:
+    def _apply_within(
+        self, grant: "str | BaseLease[Any]", segment: int, payload: object
+    ) -> Steps[Verdict]:
         """`apply` in the caller's transaction, after the client's own check (R54)."""
+        shown = Proof() if self._database.elsewhere else None
+        if isinstance(grant, BaseLease):
+            shown, grant = grant.shown, grant.token
         text = payload_text(payload)
         digest = payload_digest(text)
         try:
-            claims = self._database.verifier.verify(token)
+            claims = self._database.verifier.verify(grant)
         except errors.TokenRefusedError as refused:
             return Verdict(
                 refused.verdict,
@@ -113,7 +140,7 @@ class BaseFence(Generic[S]):
                 segment_seq=segment,
                 payload_digest=digest,
             )
-        wanted = _segment(token, claims, segment, text, digest)
+        wanted = _segment(claims, grant, shown, segment, text)
         verdict = yield from protocol.apply_within(wanted, monotonic)
         observe.verdict(verdict)
         return verdict
@@ -132,12 +159,91 @@ class BaseFence(Generic[S]):
         return outcome
 
 
+def reach(
+    bundle_digest: str | None, registry: S | None = None
+) -> Steps[tuple[Introduction, float]]:
+    """What the first session learns; see `connect`. registry: a session of the other database.
+
+    The second value is the tolerance for the difference of the two clocks, in seconds.
+    """
+    found = yield from protocol.introduce(monotonic, bundle_digest)
+    if registry is None:
+        return found, 0.0
+    arranged = yield from protocol.arrangement()
+    if arranged.registry_is_local:
+        raise errors.InvalidArgumentError(
+            "the registry of this database is in it: leave out registry=, or let the DBA run "
+            "pgfence.use_registry_elsewhere()"
+        )
+    yield On(registry, protocol.introduce(monotonic))
+    theirs: Reading = yield On(registry, protocol.read_clock(monotonic))
+    ours = yield from protocol.read_clock(monotonic)
+    difference, tolerance = Difference.of(theirs, ours), arranged.clock_tolerance_ms / 1000
+    exceeds = difference.exceeds(tolerance)
+    _log.log(
+        logging.WARNING if exceeds else logging.DEBUG,
+        "the registry's clock is ahead of that of %s by %s, %s ms are tolerated%s",
+        arranged.audience,
+        difference,
+        arranged.clock_tolerance_ms,
+        ": status proofs will be refused" if exceeds else "",
+    )
+    return found, tolerance
+
+
+class Proofs:
+    """The status proofs of one lease, where the registry is elsewhere (R13)."""
+
+    def __init__(self, database: Database[Any], grant: Grant) -> None:
+        self._database = database
+        self._grant = grant
+        self._issued_at = 0
+        self._not_before = -inf
+        self.latest = Proof()
+
+    def renew(self, renewed: Callable[[Answer], object], within: float) -> Steps[Answer]:
+        """Renew the lease, and get a proof of it that passes this client's own check (R54).
+
+        renewed: called with the registry's answer, whether or not a proof can be had. Fails if not.
+        """
+        while (early := self._not_before - monotonic()) > 0:
+            yield Sleep(early)
+        answer, proven = yield from protocol.prove(
+            self._grant.lease, self._issued_at, renewed, monotonic, min(within, _LONGEST_PROVING)
+        )
+        if proven.token is None:
+            return proven
+        verifier = self._database.verifier
+        try:
+            try:
+                proof = verifier.verify_proof(proven.token, self._grant)
+            except errors.TokenRefusedError as refused:
+                if refused.verdict != "UNKNOWN_KEY":
+                    raise
+                yield from self._database.at_resource(verifier.follow())
+                proof = verifier.verify_proof(proven.token, self._grant)
+        except errors.TokenRefusedError as refused:
+            why = f"the registry's status proof failed this client's own check: {refused}"
+            raise Failed(why, lost=False) from refused
+        self._issued_at = proof.issued_at
+        left = (proven.remaining_ms or 0) / 1000 - self._database.tolerance
+        self.latest = Proof(proven.token, proven.asked_at + left)
+        return answer
+
+    def only_later(self) -> None:
+        """Ask for the next one only when it is certainly later than now on both clocks (R39)."""
+        self._not_before = monotonic() + 2 * self._database.tolerance
+
+
 class Acquired(NamedTuple):
-    """The registry's answer to a request, the grant in it, and the claim that it rests on."""
+    """The registry's answer to a request, the grant in it, the claim that it rests on, and its
+    proofs where they are needed.
+    """
 
     answer: Answer
     grant: Grant
     claim: Claim
+    proofs: Proofs | None = None
 
 
 def acquire(database: Database[S], wanted: Request, timeout: float | None) -> Steps[Acquired]:
@@ -159,9 +265,9 @@ def acquire(database: Database[S], wanted: Request, timeout: float | None) -> St
     try:
         yield Run(claim)
         left = None if timeout is None else patience.left()
-        answer, grant = yield from _ask(database, wanted, left, claims[0].standing)
+        answer, grant, proofs = yield from _ask(database, wanted, left, claims[0].standing)
         observe.acquired(wanted.resource, grant.fence_token, monotonic() - asked_at)
-        return Acquired(answer, grant, claims[0])
+        return Acquired(answer, grant, claims[0], proofs)
     except GeneratorExit:
         raise
     except BaseException:
@@ -177,15 +283,18 @@ def _ask(
     wanted: Request,
     timeout: float | None,
     standing: Callable[[], Standing],
-) -> Steps[tuple[Answer, Grant]]:
+) -> Steps[tuple[Answer, Grant, Proofs | None]]:
     """The registry's answer to a request whose key holds, and the grant in it, checked."""
     answer = None
     try:
         answer = yield from protocol.acquire(wanted, timeout, monotonic, standing)
-        yield from database.verifier.follow()
+        yield from database.at_resource(database.verifier.follow())
         grant = _checked(database.verifier, wanted, answer)
-        yield from _refuse_lost(database, wanted.resource, bool(answer.in_shadow))
-        return answer, grant
+        in_shadow = bool(answer.in_shadow)
+        yield from database.at_resource(_refuse_lost(database, wanted.resource, in_shadow))
+        if not database.elsewhere:
+            return answer, grant, None
+        return (yield from _proven(database, answer, grant))
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -193,6 +302,20 @@ def _ask(
         if answer is not None or interrupted:
             yield from _withdraw(wanted.request_id, reopen=interrupted)
         raise
+
+
+def _proven(
+    database: Database[S], answer: Answer, grant: Grant
+) -> Steps[tuple[Answer, Grant, Proofs]]:
+    """The same with its first status proof."""
+    proofs = Proofs(database, grant)
+    try:
+        renewed = yield from proofs.renew(lambda _: None, max(grant.ttl_ms / 3000, _PROVING))
+    except Failed as failed:
+        failed.rethrow()
+    if renewed.state != "HELD":
+        raise renewed.not_held()
+    return renewed._replace(token=answer.token, in_shadow=answer.in_shadow), grant, proofs
 
 
 def _refuse_lost(database: Database[S], resource: str, in_shadow: bool) -> Steps[None]:
@@ -293,7 +416,7 @@ class BaseLease(Generic[S]):
     """
 
     def __init__(self, database: Database[S], acquired: Acquired, registry_session: S) -> None:
-        answer, self.grant, self._claim = acquired
+        answer, self.grant, self._claim, self._proofs = acquired
         #: The signed grant: what `fenced_apply` takes, in any language.
         self.token = answer.token or ""
         self._database = database
@@ -350,6 +473,11 @@ class BaseLease(Generic[S]):
         return self._belief.now().state
 
     @property
+    def shown(self) -> Proof | None:
+        """The latest status proof, where the registry is in another database (R13)."""
+        return self._proofs.latest if self._proofs else None
+
+    @property
     def next_segment(self) -> int:
         """The number that the next segment gets."""
         return self._next_segment
@@ -361,6 +489,8 @@ class BaseLease(Generic[S]):
         `NotHeldError` when it is over, `HandleClosedError` and `ForkedError`.
         """
         self._check_usable()
+        if (shown := self.shown) and monotonic() >= shown.good_until:
+            self._belief.change(Ownership.doubted)
         ownership = self._belief.now()
         if ownership.may_start(monotonic()):
             return
@@ -443,7 +573,7 @@ class BaseLease(Generic[S]):
         text = payload_text(payload)
         digest = payload_digest(text)
         number = self._number(segment, digest)
-        wanted = _segment(self.token, self.grant, number, text, digest)
+        wanted = _segment(self.grant, self.token, self.shown, number, text)
         before = self._unknown
 
         def in_doubt() -> None:
@@ -537,20 +667,56 @@ class BaseLease(Generic[S]):
     def _advance(self) -> Steps[Verdict]:
         """Raise the fence without writing; see `Lease.advance`."""
         self.check()
-        verdict = yield from protocol.advance(self.token)
+        verdict = yield from protocol.advance(
+            self.token, shown.token if (shown := self.shown) else None
+        )
         yield from self._learn_from(verdict)
         return verdict.require()
+
+    def _take_over(self) -> Steps[None]:
+        """With the registry elsewhere: advance, so that what is read from here on cannot change
+        any more (R21). Waits for a transaction of the old owner; the lease is renewed meanwhile.
+        """
+        if self._proofs is None:
+            return
+        for attempt in range(_ATTEMPTS):
+            try:
+                yield from self._advance()
+            except (errors.StaleStatusError, errors.RebindRequiredError):
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                while self.state is State.OWNERSHIP_UNKNOWN:
+                    yield Sleep(_LOOK)
+            else:
+                return
 
     def _keep(self) -> Steps[None]:
         """Renew until the lease is over."""
         lease, ttl_ms = self.grant.lease, self.grant.ttl_ms
         try:
             yield from protocol.keep(
-                lease, ttl_ms, self._belief.change, monotonic, self._claim.standing
+                lease,
+                ttl_ms,
+                self._belief.change,
+                monotonic,
+                self._claim.standing,
+                self._renewal if self._proofs else None,
             )
         except Exception:
             _log.exception("lease %s is not renewed any more", lease)
             self._belief.change(Ownership.doubted)
+
+    def _renewal(self) -> protocol.Renewal:
+        """How the lease is renewed next, where it must be proved as well."""
+        proofs = self._proofs
+        assert proofs is not None  # noqa: S101 - asked for only then
+
+        def renewed(answer: Answer) -> None:
+            self._belief.change(answer.prolonged)
+
+        return protocol.Renewal(
+            lambda within: proofs.renew(renewed, within), proofs.latest.good_until
+        )
 
     def _give_up(self) -> None:
         """Nothing new starts from here on, and renewal ends."""
@@ -573,7 +739,7 @@ class BaseLease(Generic[S]):
         yield Run(self._claim.release)
 
     def _put_back(self) -> None:
-        self._database.put_back(self._registry_session)
+        self._database.registry.put_back(self._registry_session)
         if self._is_lost():
             # Who stops its work may come late, and must not meet that of another lease.
             self._work_session.close()
@@ -619,6 +785,11 @@ class BaseLease(Generic[S]):
             self._belief.change(Ownership.released)
         elif name == "NOT_HELD":
             self._belief.change(lambda o, now: o.ended(now, verdict.reason or "EXPIRED"))
+        elif name in ("STALE_STATUS", "REBIND_REQUIRED") and self._proofs is not None:
+            if name == "REBIND_REQUIRED" or verdict.reason == "BEFORE_REBIND":
+                self._proofs.only_later()
+            self._belief.change(Ownership.doubted)
+            self._registry_session.wake()
         elif verdict.verdict in ("UNKNOWN_KEY", "REVOKED_EPOCH"):  # in shadow nothing hangs on it
             try:
                 yield from self._database.verifier.follow()
@@ -634,7 +805,7 @@ class BaseLease(Generic[S]):
             _log.warning("%r: whether segments were lost is not known: %s", self, error)
 
 
-def _segment(token: str, grant: Grant, number: int, payload: str, digest: str) -> Segment:
+def _segment(grant: Grant, token: str, shown: Proof | None, number: int, payload: str) -> Segment:
     return Segment(
         token=token,
         lease=grant.lease,
@@ -642,7 +813,8 @@ def _segment(token: str, grant: Grant, number: int, payload: str, digest: str) -
         operation_root=grant.operation_root,
         number=number,
         payload=payload,
-        payload_digest=digest,
+        payload_digest=payload_digest(payload),
+        proof=shown,
     )
 
 

@@ -3,12 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from pgfence.client.acknowledged import Acknowledged
-from pgfence.client.protocol import Introduction
+from pgfence.client.protocol import Introduction, On, Steps
 from pgfence.client.trust import Verifier
 from pgfence.coordinators.protocol import Claimant
 from pgfence.errors import ForkedError
@@ -36,29 +36,20 @@ class AnySession(Protocol):
 
 
 S = TypeVar("S", bound=AnySession)
+_T = TypeVar("_T")
 
 #: Connections kept for the next lease: that of its registry calls, and that of its segments.
 _KEPT = 2
 
 
-class Database(Generic[S]):
-    """A guarded database, for the process that connected to it. No I/O: sessions connect later.
+class Pool(Generic[S]):
+    """Connections to one database, for several threads. No I/O: sessions connect later.
 
-    make: makes a session. found: what the first one learned. claimant: by way of which coordinator
-    resources are asked for.
+    make: makes a session.
     """
 
-    def __init__(self, make: Callable[[], S], found: Introduction, claimant: Claimant) -> None:
-        self.claimant = claimant
-        self.audience = found.bundle.audience
-        server_us = round(found.server_time.timestamp() * 1_000_000)
-        self.verifier = Verifier(
-            found.bundle,
-            lambda: server_us + round((monotonic() - found.asked_at) * 1_000_000),
-        )
-        self.acknowledged = Acknowledged()
+    def __init__(self, make: Callable[[], S]) -> None:
         self._make = make
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[S] = []
         self._closed = False
@@ -96,6 +87,51 @@ class Database(Generic[S]):
         for session in idle:
             session.close()
 
+
+class Database(Pool[S]):
+    """A guarded database and its registry, for the process that connected to it.
+
+    found: what the first session learned. claimant: by way of which coordinator resources are
+    asked for. registry: the database of the registry, where it is
+    another one; the clocks of the two differ by at most `tolerance` seconds.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], S],
+        found: Introduction,
+        claimant: Claimant,
+        registry: Pool[S] | None = None,
+        tolerance: float = 0.0,
+    ) -> None:
+        super().__init__(make)
+        self.claimant = claimant
+        self.audience = found.bundle.audience
+        server_us = round(found.server_time.timestamp() * 1_000_000)
+        self.verifier = Verifier(
+            found.bundle,
+            lambda: server_us + round((monotonic() - found.asked_at) * 1_000_000),
+        )
+        self.acknowledged = Acknowledged()
+        self.elsewhere = registry is not None
+        self.registry: Pool[S] = registry or self
+        self.tolerance = tolerance
+        self._process = os.getpid()
+
+    def at_resource(self, steps: Steps[_T]) -> Steps[_T]:
+        """On a session of the registry: steps that are for the guarded database."""
+        if not self.elsewhere:
+            return (yield from steps)
+        with self.lent() as session:
+            result: _T = yield On(session, steps)
+        return result
+
+    def close(self) -> None:
+        """Close what is idle now, and what is put back later."""
+        super().close()
+        if self.elsewhere:
+            self.registry.close()
+
     def refuse_fork(self) -> None:
         """Raise `ForkedError` in a child of the process that connected.
 
@@ -103,3 +139,19 @@ class Database(Generic[S]):
         """
         if os.getpid() != self._process:
             raise ForkedError(f"this handle belongs to process {self._process}")
+
+
+def arranged(
+    makers: Sequence[Callable[[], S]],
+    sessions: Sequence[S],
+    found: Introduction,
+    claimant: Claimant,
+    tolerance: float,
+) -> Database[S]:
+    """The database, and its registry's where there is a second maker and session."""
+    make, *others = makers
+    registry = Pool(others[0]) if others else None
+    database = Database(make, found, claimant, registry, tolerance)
+    for pool, session in zip((database, database.registry), sessions, strict=False):
+        pool.put_back(session)
+    return database

@@ -9,8 +9,8 @@ import psycopg
 
 from pgfence import coordinators
 from pgfence.client import protocol
-from pgfence.client.base import BaseFence
-from pgfence.client.database import Database, monotonic
+from pgfence.client.base import BaseFence, reach
+from pgfence.client.database import arranged
 from pgfence.client.lease import Lease, Tx
 from pgfence.drivers.psycopg import Connection, Session, run_within
 from pgfence.errors import MutationUnknownError
@@ -33,6 +33,7 @@ _log = logging.getLogger("pgfence.client")
 def connect(
     database: str,
     *,
+    registry: str | None = None,
     coordinator: str = "postgres",
     bundle_digest: str | None = None,
     prepare_threshold: int | None = 5,
@@ -43,6 +44,7 @@ def connect(
 def connect(
     database: "sqlalchemy.Engine",
     *,
+    registry: str | None = None,
     coordinator: str = "postgres",
     bundle_digest: str | None = None,
 ) -> "Fence[sqlalchemy.Connection]": ...
@@ -52,6 +54,7 @@ def connect(
 def connect(
     database: "orm.sessionmaker[_Orm]",
     *,
+    registry: str | None = None,
     coordinator: str = "postgres",
     bundle_digest: str | None = None,
 ) -> "Fence[_Orm]": ...
@@ -60,6 +63,7 @@ def connect(
 def connect(
     database: Any,
     *,
+    registry: str | None = None,
     coordinator: str = "postgres",
     bundle_digest: str | None = None,
     prepare_threshold: int | None = 5,
@@ -68,6 +72,8 @@ def connect(
 
     database: a DSN, and work functions get a psycopg connection; or a SQLAlchemy Engine of
     postgresql+psycopg, and they get a Connection; or a sessionmaker, and they get a Session.
+    registry: the DSN of the registry's database, where that is another one. Warns if the clocks of
+    the two differ by more than is tolerated.
     coordinator: who says whose turn it is, as the registry has it: `postgres`, or the URL of a lock
     service, such as `etcd://host:2379` (docs/coordinators.md).
     bundle_digest: SHA-256 in hex of a trust bundle that this client trusts: the one in force, or
@@ -79,7 +85,8 @@ def connect(
     Raises `SchemaVersionError` (and says what to run), `BundleSplitError` when the bundle in force
     does not follow from the one named, `TrustRefusedError`, `NoWorkloadError`, `LockServiceError`
     when the coordinator's client library is missing, `InvalidArgumentError` for a coordinator or an
-    Engine that will not do, and what psycopg or SQLAlchemy raises.
+    Engine that will not do or a registry that is not elsewhere, and what psycopg or SQLAlchemy
+    raises.
     """
     make: Callable[[], Session]
     if isinstance(database, str):
@@ -93,15 +100,17 @@ def connect(
 
         make = driver.sessions(database)
     claimant = coordinators.claimant(coordinator)
-    session = make()
+    makers = [make]
+    if registry is not None:
+        makers.append(lambda: Session(registry, prepare_threshold=prepare_threshold))
+    sessions = [maker() for maker in makers]
     try:
-        found = session.run(protocol.introduce(monotonic, bundle_digest))
+        found, tolerance = sessions[0].run(reach(bundle_digest, *sessions[1:]))
     except BaseException:
-        session.close()
+        for session in sessions:
+            session.close()
         raise
-    guarded = Database(make, found, claimant)
-    guarded.put_back(session)
-    return Fence(guarded)
+    return Fence(arranged(makers, sessions, found, claimant, tolerance))
 
 
 class Fence(BaseFence[Session], Generic[Tx]):
@@ -163,6 +172,7 @@ class Fence(BaseFence[Session], Generic[Tx]):
         )
         lease: Lease[Tx] = Lease.acquire(self._database, wanted, timeout)
         try:
+            lease.take_over()
             yield lease
         finally:
             try:
@@ -191,7 +201,7 @@ class Fence(BaseFence[Session], Generic[Tx]):
         if verifier.lacks_key(token):
             with self._database.lent() as session:
                 session.run(verifier.follow())
-        steps = self._apply_within(token, segment, payload)
+        steps = self._apply_within(grant, segment, payload)
         if isinstance(conn, psycopg.Connection):
             return run_within(conn, steps)
         from pgfence.drivers import sqlalchemy as driver

@@ -71,13 +71,18 @@ class Lease(BaseLease[Session], Generic[Tx]):
         cls, database: Database[Session], wanted: protocol.Request, timeout: float | None
     ) -> Self:
         """Ask for a resource and wait for it; see `Fence.hold`."""
-        session = database.session(connect_timeout=wanted.ttl_ms / 3000)
+        session = database.registry.session(connect_timeout=wanted.ttl_ms / 3000)
         try:
             acquired = session.run(acquire(database, wanted, timeout))
         except BaseException:
-            database.put_back(session)
+            database.registry.put_back(session)
             raise
         return cls(database, acquired, session)
+
+    def take_over(self) -> None:
+        """Raise the fence where the registry is elsewhere; `Fence.hold` has done it (R21)."""
+        with self._one_at_a_time():
+            self._work_session.run(self._take_over())
 
     def wait_held(self, timeout: float | None = None) -> None:
         """Wait while ownership is unknown, until the registry confirms it.

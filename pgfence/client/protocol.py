@@ -18,6 +18,8 @@ as it is. SQL is calls of pgfence's functions, with $1 placeholders.
     Sleep(seconds)        so long, or until the caller has a reason to wake up
     Run(function)         call it: it may wait for a lock service, so a task leaves it to a thread
     Reopen()              a new connection in place of a lost one
+    On(session, steps)    carry out steps on another session, that of the other database where the
+                          registry is not the resource's; reply: their result
 """
 
 import logging
@@ -32,6 +34,7 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 from pgfence import errors
 from pgfence.coordinators.protocol import Standing
 from pgfence.model.bundle import TrustBundle, follow_chain
+from pgfence.model.clocks import Reading
 from pgfence.model.lease import Ownership
 from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.receipt import NOWHERE, Position, Receipt
@@ -104,7 +107,14 @@ class Reopen(NamedTuple):
     """Replace a lost connection."""
 
 
-Step = Batch | Work | Commit | Rollback | Listen | Wait | Sleep | Run | Reopen
+class On(NamedTuple):
+    """Steps for another session of the same driver."""
+
+    session: Any
+    steps: "Steps[Any]"
+
+
+Step = Batch | Work | Commit | Rollback | Listen | Wait | Sleep | Run | Reopen | On
 Steps = Generator[Step, Any, _T]
 
 
@@ -200,6 +210,12 @@ class Answer(NamedTuple):
         if self.state == "RELEASED":
             return ownership.released(now)
         return ownership.ended(now, self.state)
+
+    def prolonged(self, ownership: Ownership, now: float) -> Ownership:
+        """The same while nothing shows it to the database yet: how long the lease lasts."""
+        if self.state == "HELD":
+            return ownership.prolonged(now, self.asked_at, (self.remaining_ms or 0) / 1000)
+        return self.applied_to(ownership, now)
 
     def not_held(self) -> errors.NotHeldError:
         """The error that says how this lease ended."""
@@ -354,29 +370,40 @@ Move = Callable[[Ownership, float], Ownership]
 Change = Callable[[Move], Ownership]
 
 
+class Renewal(NamedTuple):
+    """How a lease is renewed within so many seconds, and when at the latest."""
+
+    renew: Callable[[float], Steps[Answer]]
+    until: float = inf
+
+
 def keep(
     lease: str,
     ttl_ms: int,
     change: Change,
     clock: Clock,
     standing: Callable[[], Standing] = _always,
+    next_renewal: Callable[[], Renewal] | None = None,
 ) -> Steps[None]:
     """Renew at a third of the lease until it is over or the worker has given it back.
 
     While the session at the lock service is in doubt nothing is renewed: whoever holds the resource
     there now need not wait for longer than what was confirmed before.
+    next_renewal: where calling renew() is not all there is to it.
     """
+    call = Call("select * from pgfence_registry.renew($1)", (lease,))
+    plain = Renewal(lambda within: ask(call, clock, within))
     while not (ownership := change(Ownership.at)).is_final:
-        left = ownership.deadline - clock()
+        renewal = next_renewal() if next_renewal else plain
+        left = min(ownership.deadline, renewal.until) - clock()
         # Jitter, so that workers that started together do not renew together.
         yield Sleep(max(0.0, left / 3 * random.uniform(0.9, 1.0)))  # noqa: S311
         if standing() is Standing.HELD and not change(Ownership.renewing).is_final:
-            yield from _renew(lease, ttl_ms, change, clock)
+            yield from _renew(lease, ttl_ms, change, clock, renewal)
 
 
-def _renew(lease: str, ttl_ms: int, change: Change, clock: Clock) -> Steps[None]:
+def _renew(lease: str, ttl_ms: int, change: Change, clock: Clock, renewal: Renewal) -> Steps[None]:
     """Ask until the registry answers or the lease is over; doubt in between (R42)."""
-    call = Call("select * from pgfence_registry.renew($1)", (lease,))
     lost = False
     pause = _FIRST_PAUSE
     while True:
@@ -384,7 +411,7 @@ def _renew(lease: str, ttl_ms: int, change: Change, clock: Clock) -> Steps[None]
             if lost:
                 yield Reopen()
                 lost = False
-            answer = yield from ask(call, clock, within=max(ttl_ms / 3000, _SHORTEST_RENEWAL))
+            answer = yield from renewal.renew(max(ttl_ms / 3000, _SHORTEST_RENEWAL))
         except Failed as failed:
             _log.warning("lease %s: renewing failed: %s", lease, failed.message)
             lost = lost or failed.lost
@@ -397,6 +424,43 @@ def _renew(lease: str, ttl_ms: int, change: Change, clock: Clock) -> Steps[None]
         else:
             change(answer.applied_to)
             return
+
+
+def prove(
+    lease: str,
+    issued_after: int,
+    renewed: Callable[[Answer], object],
+    clock: Clock,
+    within: float,
+) -> Steps[tuple[Answer, Answer]]:
+    """Renew, and ask for a status proof that is later than the one before (R13).
+
+    issued_after: when that one was issued, in microseconds on the registry's clock; 0 for the
+    first. renewed: called with the answer to the renewal. Returns that, and the answer with the
+    proof, of which `remaining_ms` is left; the second has no token where the lease is over. Fails
+    when the proof is not signed within so many seconds.
+    """
+    renewing = Call("select * from pgfence_registry.renew($1)", (lease,))
+    asking = Call("select * from pgfence_registry.prove($1, $2)", (lease, issued_after))
+    asked_at = clock()
+    until = asked_at + within
+    renewal, proven = yield Batch((renewing, asking), within=within)
+    answer, proof = Answer.from_row(renewal[0], asked_at), Answer.from_row(proven[0], asked_at)
+    renewed(answer)
+    listening, woken, look = False, True, _FIRST_LOOK
+    while proof.state == "SIGNING":
+        patience = min((proof.look_again_ms or 0) / 1000, until - clock())
+        if patience <= 0:
+            raise Failed("no registry process has signed the status proof", lost=False)
+        if not listening and proof.wake_channel:
+            woken, listening = (yield Listen(proof.wake_channel)), True
+        elif woken:
+            yield Wait(patience)
+        else:
+            yield Sleep(min(patience, look))
+            look = min(2 * look, _LONGEST_LOOK)
+        proof = yield from ask(asking, clock, max(until - clock(), _SHORTEST_RENEWAL))
+    return answer, proof
 
 
 def release(lease: str, clock: Clock) -> Steps[Answer]:
@@ -414,6 +478,17 @@ def release(lease: str, clock: Clock) -> Steps[Answer]:
         failed.rethrow()
 
 
+class Proof(NamedTuple):
+    """What takes the place of the look at the registry, where that is in another database (R13).
+
+    token: the status proof; None where the grant itself must show that it is held. good_until:
+    when the database stops to accept it, on our own clock.
+    """
+
+    token: str | None = None
+    good_until: float = inf
+
+
 class Segment(NamedTuple):
     """One call of `fenced_apply`."""
 
@@ -424,14 +499,24 @@ class Segment(NamedTuple):
     number: int
     payload: str
     payload_digest: str
+    #: None where the registry is in this database and can be looked at.
+    proof: Proof | None = None
 
 
 def _calls(segment: Segment) -> tuple[Call, ...]:
-    apply = Call(
-        "select * from pgfence.fenced_apply($1, $2, $3)",
-        (segment.token, segment.number, segment.payload),
-    )
-    return look(segment.lease), apply
+    called = (segment.token, segment.number, segment.payload)
+    if segment.proof is not None:
+        shown = (*called, segment.proof.token)
+        return (Call("select * from pgfence.fenced_apply($1, $2, $3, $4)", shown),)
+    return look(segment.lease), Call("select * from pgfence.fenced_apply($1, $2, $3)", called)
+
+
+def _answers(
+    segment: Segment, replies: Sequence[Sequence[Row]], asked_at: float
+) -> tuple[Answer | None, Verdict]:
+    """The registry's answer, unless it is elsewhere, and the verdict."""
+    looked = None if segment.proof else Answer.from_row(replies[0][0], asked_at)
+    return looked, _verdict(replies[-1][0])
 
 
 def apply(
@@ -455,18 +540,22 @@ def apply(
     these but the first, nothing of it stands.
     """
     answer, verdict = yield from _begin(segment, clock)
-    change(answer.applied_to)
+    if answer is not None:
+        change(answer.applied_to)
     if not verdict.lets_write:
         # Nothing hangs on this COMMIT but the evidence of a refusal.
         with suppress(Failed):
             yield Commit()
         return verdict
-    if verdict.would_refuse is None and answer.state != "HELD":
+    if verdict.would_refuse is None and answer is not None and answer.state != "HELD":
         yield from _roll_back()
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
         )
-    left = yield from _work(answer, clock, is_lost)
+    ends_at = segment.proof.good_until if segment.proof else inf
+    if answer is not None and answer.state == "HELD":
+        ends_at = answer.ends_at
+    left = yield from _work(ends_at, clock, is_lost)
     in_doubt()
     if left is Left.ENDED:
         raise _unknown(segment)
@@ -484,7 +573,7 @@ def apply(
     return verdict
 
 
-def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer, Verdict]]:
+def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer | None, Verdict]]:
     """BEGIN, look and fenced_apply: again after a conflict, and on a new connection when the old
     one was lost. The caller's work has not begun, and without COMMIT nothing stands.
     """
@@ -494,14 +583,14 @@ def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer, Verdict]]:
             if lost:
                 yield Reopen()
             asked_at = clock()
-            looked, applied = yield Batch(_calls(segment), begin=True)
+            replies = yield Batch(_calls(segment), begin=True)
         except Failed as failed:
             yield from _roll_back()
             lost = failed.lost
             if attempt == _ATTEMPTS - 1 or not (lost or failed.sqlstate in _TRY_AGAIN):
                 _not_written(failed)
         else:
-            return Answer.from_row(looked[0], asked_at), _verdict(applied[0])
+            return _answers(segment, replies, asked_at)
     raise AssertionError("unreachable")
 
 
@@ -518,11 +607,11 @@ def _verdict(row: Row) -> Verdict:
     return verdict
 
 
-def _work(admitted: Answer, clock: Clock, is_lost: Callable[[], bool]) -> Steps[Left]:
+def _work(ends_at: float, clock: Clock, is_lost: Callable[[], bool]) -> Steps[Left]:
     """Run the caller's function; whatever it raises undoes the transaction, and so does the loss of
     the lease, for which the function may have been stopped.
 
-    admitted: how the lease stood when the transaction was.
+    ends_at: when what admitted the transaction ends, on our own clock.
     """
     try:
         left: Left = yield Work()
@@ -532,7 +621,7 @@ def _work(admitted: Answer, clock: Clock, is_lost: Callable[[], bool]) -> Steps[
         yield from _roll_back()
         if is_lost():
             raise errors.LeaseEndedError(_LOST_IN_WORK) from failed.__cause__
-        if failed.lost and admitted.state == "HELD" and clock() >= admitted.ends_at:
+        if failed.lost and clock() >= ends_at:
             # The server ends such a session, but what it says may not come through a pooler.
             _lease_ended(failed)
         _not_written(failed)
@@ -585,11 +674,11 @@ def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
     """
     asked_at = clock()
     try:
-        looked, applied = yield Batch(_calls(segment))
+        replies = yield Batch(_calls(segment))
     except Failed as failed:
         failed.rethrow()
-    answer, verdict = Answer.from_row(looked[0], asked_at), _verdict(applied[0])
-    if verdict.verdict == "ACCEPTED" and answer.state != "HELD":
+    answer, verdict = _answers(segment, replies, asked_at)
+    if verdict.verdict == "ACCEPTED" and answer is not None and answer.state != "HELD":
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}; "
             "roll the transaction back"
@@ -597,9 +686,12 @@ def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
     return verdict
 
 
-def advance(token: str) -> Steps[Verdict]:
-    """Raise the fence without a segment (R21). Repeating it is harmless, so lost answers are."""
-    call = Call("select * from pgfence.advance($1)", (token,))
+def advance(token: str, proof: str | None = None) -> Steps[Verdict]:
+    """Raise the fence without a segment (R21). Repeating it is harmless, so lost answers are.
+
+    proof: the status proof, where the registry is in another database.
+    """
+    call = Call("select * from pgfence.advance($1, $2)", (token, proof))
     for attempt in range(_ATTEMPTS):
         try:
             (rows,) = yield Batch((call,), begin=True)
@@ -709,6 +801,33 @@ def _missing(resource: str, receipts: Sequence[Receipt]) -> Steps[set[str]]:
         (Call("select digest from pgfence.missing_receipts($1, $2, $3, $4)", (resource, *known)),)
     )
     return {digest for (digest,) in rows}
+
+
+class Arrangement(NamedTuple):
+    """How a database and its registry stand to each other."""
+
+    audience: str | None
+    registry_is_local: bool
+    clock_tolerance_ms: int
+
+
+def arrangement() -> Steps[Arrangement]:
+    """Where the registry of a database is."""
+    try:
+        (rows,) = yield Batch((Call("select * from pgfence.arrangement()"),))
+    except Failed as failed:
+        failed.rethrow()
+    return Arrangement(*rows[0])
+
+
+def read_clock(clock: Clock) -> Steps[Reading]:
+    """The server's clock."""
+    asked_at = clock()
+    try:
+        (rows,) = yield Batch((Call("select pg_catalog.clock_timestamp()"),))
+    except Failed as failed:
+        failed.rethrow()
+    return Reading(asked_at, rows[0][0].timestamp(), clock())
 
 
 class Introduction(NamedTuple):

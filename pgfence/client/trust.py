@@ -9,6 +9,7 @@ from pgfence.client import protocol
 from pgfence.errors import TokenRefusedError
 from pgfence.model.bundle import TrustBundle
 from pgfence.model.grant import Grant
+from pgfence.model.status import StatusProof
 
 #: Grants remembered at most; a worker has a few at a time.
 _REMEMBERED = 256
@@ -29,6 +30,17 @@ class Verifier:
     def verify(self, token: str) -> Grant:
         """The grant in a token. Raises `TokenRefusedError`."""
         return self._trust.verify(token, self._now_us())
+
+    def verify_proof(self, token: str, grant: Grant) -> StatusProof:
+        """The status proof in a token, if it shows this grant (R54). Raises `TokenRefusedError`."""
+        bundle = self._trust.bundle
+        verified = tokens.verify(token, StatusProof.SCHEMA, bundle, self._now_us())
+        proof = StatusProof.parse(verified.message)
+        if proof.audience != bundle.audience:
+            raise TokenRefusedError("WRONG_AUDIENCE", proof.audience)
+        if proof.grant_digest != grant.digest:
+            raise TokenRefusedError("STALE_STATUS", "OTHER_GRANT")
+        return proof
 
     def follow(self) -> protocol.Steps[None]:
         """Trust the bundle that is in force now, if it follows from ours (R33).

@@ -14,6 +14,7 @@ from pgfence.client.protocol import (
     Failed,
     Left,
     Listen,
+    On,
     Reopen,
     Rollback,
     Row,
@@ -84,7 +85,10 @@ async def drive(
         while True:
             step = resume()
             try:
-                reply = await perform(step)
+                # What fails on another session is not a failure of this one.
+                reply = await (
+                    step.session.run(step.steps) if isinstance(step, On) else perform(step)
+                )
             except BaseException as error:
                 if cancelled is not None and isinstance(error, asyncio.CancelledError):
                     return await cancelled(error)

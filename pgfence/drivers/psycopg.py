@@ -20,6 +20,7 @@ from pgfence.client.protocol import (
     Failed,
     Left,
     Listen,
+    On,
     Reopen,
     Rollback,
     Row,
@@ -55,7 +56,8 @@ def run(steps: Generator[_S, Any, _T], perform: Callable[[_S], object]) -> _T:
         step = next(steps)
         while True:
             try:
-                reply = perform(step)
+                # What fails on another session is not a failure of this one.
+                reply = step.session.run(step.steps) if isinstance(step, On) else perform(step)
             except BaseException as error:
                 step = steps.throw(error)
             else:

@@ -78,6 +78,13 @@ class Ownership:
             return current
         return type(self)(State.HELD, asked_at + remaining, asked_at).at(now)
 
+    def prolonged(self, now: float, asked_at: float, remaining: float) -> Self:
+        """The registry said how long the lease lasts, and that is all: the state stays."""
+        current = self.at(now)
+        if current.is_final or asked_at < self.asked_at:
+            return current
+        return replace(current, deadline=asked_at + remaining, asked_at=asked_at).at(now)
+
     def doubted(self, now: float) -> Self:
         """A question got no answer (R42)."""
         return self.at(now)._to(State.OWNERSHIP_UNKNOWN)

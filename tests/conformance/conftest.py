@@ -1,4 +1,6 @@
-"""A driver, directly and through a pooler, a registry that signs, and a guarded table."""
+"""A driver, directly, through a pooler, and with the registry in another database; a registry that
+signs, and a guarded table.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.conformance.drivers import DRIVERS, Driver, Fence
+from tests.elsewhere import use_registry_elsewhere
 from tests.pgbouncer import through
 from tests.registry import registry
 from tests.support import Database, Keys
@@ -24,9 +27,19 @@ def driver(request: pytest.FixtureRequest) -> Driver:
     return chosen
 
 
-@pytest.fixture(params=["direct", "pgbouncer"])
+ROUTES = ["direct", "pgbouncer"]
+#: For a module: one driver also with the registry in another database. test_elsewhere.py has all.
+EVERYWHERE = pytest.mark.parametrize(
+    ("driver", "route"),
+    [*((driver, route) for driver in DRIVERS for route in ROUTES), (DRIVERS[0], "elsewhere")],
+    ids=lambda chosen: getattr(chosen, "name", chosen),
+    indirect=True,
+)
+
+
+@pytest.fixture(params=ROUTES)
 def route(request: pytest.FixtureRequest) -> str:
-    """How the workers reach the server."""
+    """How the workers reach the server, and whether its registry is elsewhere."""
     chosen: str = request.param
     return chosen
 
@@ -34,7 +47,7 @@ def route(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def database(database: Database, route: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     """The fresh database, by the route."""
-    if route == "direct":
+    if route != "pgbouncer":
         yield database
     else:
         with through(request.getfixturevalue("pooler"), database) as pooled:
@@ -42,7 +55,17 @@ def database(database: Database, route: str, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture
-def served(database: Database, keys: Keys) -> Iterator[Database]:
+def registered(database: Database, route: str, request: pytest.FixtureRequest) -> Database:
+    """The database of the registry."""
+    if route != "elsewhere":
+        return database
+    registry_database: Database = request.getfixturevalue("registry_database")
+    use_registry_elsewhere(database, registry_database, tolerance_ms=100)
+    return registry_database
+
+
+@pytest.fixture
+def served(database: Database, registered: Database, keys: Keys) -> Iterator[Database]:
     """A database with ten open invoices behind the guard, and a registry that signs."""
     owner = database.connect("billing_owner")
     owner.execute(
@@ -53,7 +76,7 @@ def served(database: Database, keys: Keys) -> Iterator[Database]:
     )
     owner.execute("grant select, insert, update, delete on invoices to worker_a, worker_b")
     owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch}')")
-    with registry(database, keys):
+    with registry(registered, keys):
         yield database
 
 
@@ -61,11 +84,25 @@ Connect = Callable[..., Fence]
 
 
 @pytest.fixture
-def connect(driver: Driver, served: Database) -> Iterator[Connect]:
-    """Connect as a role, or to a DSN; closed at the end."""
+def connect(
+    driver: Driver, served: Database, registered: Database, route: str
+) -> Iterator[Connect]:
+    """Connect as a role, or to a DSN; closed at the end.
+
+    registry_dsn: how the registry is reached, with the database where it is here.
+    """
     with ExitStack() as stack:
 
-        def connect_as(role: str = "worker_a", dsn: str | None = None, **options: Any) -> Fence:
+        def connect_as(
+            role: str = "worker_a",
+            dsn: str | None = None,
+            registry_dsn: str | None = None,
+            **options: Any,
+        ) -> Fence:
+            if route == "elsewhere":
+                options["registry"] = registry_dsn or registered.dsn(role)
+            else:
+                dsn = registry_dsn or dsn
             fence = driver.connect(dsn or served.dsn(role), **options)
             stack.callback(fence.close)
             return fence

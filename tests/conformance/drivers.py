@@ -53,6 +53,7 @@ class Lease(Protocol):
     """What the suite uses of a lease."""
 
     token: str
+    shown: Any
     lost: Lost
 
     @property

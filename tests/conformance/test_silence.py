@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.conftest import RESOURCE, SETTLE, Connect
+from tests.conformance.conftest import EVERYWHERE, RESOURCE, SETTLE, Connect
 from tests.conformance.test_hold import wait_for_move
 from tests.proxy import proxy_to
 from tests.support import Database
 
+pytestmark = EVERYWHERE
+
 
 def test_r42_a_renewal_without_answer_is_doubted_and_asked_again_on_a_new_connection(
-    connect: Connect, served: Database, caplog: pytest.LogCaptureFixture
+    connect: Connect, registered: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "pgfence.client")
     with (
-        proxy_to(served.dsn("worker_a")) as proxy,
-        connect(dsn=proxy.dsn).hold(RESOURCE, operation="settle", ttl=9) as lease,
+        proxy_to(registered.dsn("worker_a")) as proxy,
+        connect(registry_dsn=proxy.dsn).hold(RESOURCE, operation="settle", ttl=9) as lease,
     ):
         proxy.freeze()
         wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
