@@ -730,7 +730,7 @@ class BaseLease(Generic[S]):
         coordinator, so that whoever is next there finds the lease released.
         """
         try:
-            yield from protocol.release(self.grant.lease, monotonic)
+            yield from protocol.release(self.grant.lease, self.grant.ttl_ms, monotonic)
         except GeneratorExit:
             raise
         except BaseException:

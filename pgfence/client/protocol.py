@@ -463,17 +463,21 @@ def prove(
     return answer, proof
 
 
-def release(lease: str, clock: Clock) -> Steps[Answer]:
-    """Give a lease back; on a new connection if the old one is lost."""
+def release(lease: str, ttl_ms: int, clock: Clock) -> Steps[Answer]:
+    """Give a lease back; on a new connection if the old one is lost.
+
+    Takes no longer than the lease would last: by then it has ended by itself.
+    """
     call = Call("select * from pgfence_registry.release($1)", (lease,))
+    within = min(max(ttl_ms / 1000, _SHORTEST_CALL), _LONGEST_CALL)
     try:
         try:
-            return (yield from ask(call, clock))
+            return (yield from ask(call, clock, within))
         except Failed as failed:
             if not failed.lost:
                 raise
         yield Reopen()
-        return (yield from ask(call, clock))
+        return (yield from ask(call, clock, within))
     except Failed as failed:
         failed.rethrow()
 

@@ -23,6 +23,7 @@ from tests import guarded
 from tests.cli.conftest import Pgfence
 from tests.cli.documents import ROOT, psql_program
 from tests.guarded import BATCH, make_table, protect
+from tests.proxy import proxy_to
 from tests.registry import registry
 from tests.rollout import shadow
 from tests.support import PATIENCE, Database, Keys, issue, wait_until
@@ -299,6 +300,34 @@ def test_r43_a_pgfence_run_that_was_stopped_past_its_lease_stops_the_command(
         assert hear(process) == "stopped"
         assert process.wait(PATIENCE) == 76
     assert invoices.connect().execute("select amount from invoices").fetchone() == (0,)
+
+
+@pytest.mark.rule("R42", "R43")
+def test_r43_a_command_whose_registry_is_silent_is_stopped_when_its_time_is_up(
+    invoices: Database,
+) -> None:
+    """No error ever comes."""
+    with proxy_to(invoices.dsn("worker_a")) as network:
+        arguments = ["--dsn", network.dsn, "--ttl", "2"]
+        command = OBEDIENT.format(signals="TERM")
+        with running(invoices, *arguments, "--", "sh", "-c", command) as process:
+            assert hear(process) == "up"
+            network.freeze()
+            network.refuse_new()
+            assert hear(process) == "stopped"
+            assert process.wait(PATIENCE) == 76
+
+
+def test_a_lease_that_cannot_be_given_back_keeps_nobody_waiting(invoices: Database) -> None:
+    with proxy_to(invoices.dsn("worker_a")) as network:
+        arguments = ["--dsn", network.dsn, "--ttl", "2", "--", "sh", "-c", "echo up; read -r go"]
+        with running(invoices, *arguments, stdin=subprocess.PIPE) as process:
+            assert hear(process) == "up"
+            network.freeze()
+            network.refuse_new()
+            _, err = process.communicate("go\n", timeout=PATIENCE)
+            assert process.returncode == 0
+            assert "was not released, it ends by itself" in err
 
 
 @pytest.mark.rule("R28")

@@ -457,8 +457,17 @@ def test_an_error_without_a_lost_connection_is_asked_again_on_the_same_one() -> 
 
 def test_release_is_asked_again_once_on_a_new_connection() -> None:
     script = Script(LOST, one(*answer("RELEASED")))
-    script.run(protocol.release("lease-1", script.clock))
+    script.run(protocol.release("lease-1", 9000, script.clock))
     assert script.names() == ["release", "Reopen", "release"]
+
+
+@pytest.mark.parametrize(("ttl_ms", "seconds"), [(100, 1.0), (9000, 9.0), (600_000, 30.0)])
+def test_release_takes_no_longer_than_the_lease_would_last(ttl_ms: int, seconds: float) -> None:
+    script = Script(one(*answer("RELEASED")))
+    script.run(protocol.release("lease-1", ttl_ms, script.clock))
+    (asked,) = script.steps
+    assert isinstance(asked, Batch)
+    assert asked.within == seconds
 
 
 def test_r21_advance_is_repeated_when_its_answer_is_lost() -> None:
