@@ -26,7 +26,6 @@ from pgfence.client.protocol import (
     Reopen,
     Rollback,
     Row,
-    Sleep,
     Step,
     Steps,
     Work,
@@ -56,35 +55,38 @@ _T = TypeVar("_T")
 _FAILED = "25P02"
 
 
-class Session(AsyncSession):
-    """As `Session` in sqlalchemy.py.
+class _Session(AsyncSession):
+    """As `Session` in sqlalchemy.py; what is not about a segment is the driver's own session's."""
 
-    own: the session for all but the segments.
-    """
-
-    def __init__(self, source: Source, own: AsyncSession) -> None:
-        super().__init__()
-        self._source = source
-        self._own = own
-        self._segment: _Transaction | None = None
+    _source: Source
+    _pool: Pool
+    _segment: "_Transaction | None" = None
 
     async def _perform(self, step: Step) -> object:
-        match step:
-            case Batch(begin=True) | Work() | Commit() | Rollback():
-                try:
+        try:
+            match step:
+                case Batch(begin=True):
+                    return await self._begin_segment(step)
+                case Work():
+                    assert self._segment is not None  # noqa: S101 - a Batch came before
+                    await self._run_work(self._segment.given)
+                    return await self._segment.left()
+                case Commit():
+                    assert self._segment is not None  # noqa: S101 - a Batch came before
+                    await self._segment.commit()
+                    self._segment = None
+                case Rollback():
+                    await self._roll_back()
+                case Reopen():
+                    # The next step opens what it needs: the one kind of connection or the other.
+                    self._close()
+                case _:
                     return await super()._perform(step)
-                except DBAPIError as error:
-                    report(error)
-            case Reopen():
-                # The next step opens what it needs: the one kind of connection or the other.
-                self._close()
-                return None
-            case Sleep():
-                return await super()._perform(step)
-        self._own.connect_timeout = self.connect_timeout
-        return await self._own._perform(step)
+        except DBAPIError as error:
+            report(error)
+        return None
 
-    async def _batch(self, batch: Batch) -> list[list[Row]]:
+    async def _begin_segment(self, batch: Batch) -> list[list[Row]]:
         try:
             self._segment = segment = await _Transaction.begin(self._source)
         except DBAPIError as error:
@@ -93,46 +95,48 @@ class Session(AsyncSession):
             raise Failed(str(error), lost=True) from error
         return await _run(segment.connection, batch)
 
-    async def _call_work(self) -> Left:
-        segment = self._segment
-        assert segment is not None  # noqa: S101 - a Batch came before
-        await self._run_work(segment.given)
-        return await segment.left()
-
-    async def _commit(self) -> None:
-        segment = self._segment
-        assert segment is not None  # noqa: S101 - a Batch came before
-        await segment.commit()
-        self._segment = None
-
     async def _roll_back(self) -> None:
         segment, self._segment = self._segment, None
         if segment is not None:
             await segment.roll_back()
 
-    async def _open(self) -> Any:
-        return await self._own._open()
-
     def _close(self) -> None:
         segment, self._segment = self._segment, None
         if segment is not None:
             uncut(segment.abandon())
-        self._own._close()
+        super()._close()  # type: ignore[safe-super]
 
     async def _abandon(self) -> None:
         segment, self._segment = self._segment, None
         if segment is not None:
             await segment.abandon()
-        await self._own._abandon()
+        await super()._abandon()  # type: ignore[safe-super]
 
     def _in_transaction(self) -> bool:
-        return self._segment is not None or self._own._in_transaction()
+        return self._segment is not None or super()._in_transaction()  # type: ignore[safe-super]
 
-    async def _listen(self, channel: str) -> bool:
-        return await self._own._listen(channel)
 
-    async def _wait(self, seconds: float) -> None:
-        await self._own._wait(seconds)
+class _OnPsycopg(_Session, psycopg_async.Session):
+    def __init__(self, source: Source, pool: Pool) -> None:
+        super().__init__("", prepare_threshold=None)
+        self._source, self._pool = source, pool
+
+    async def _new(self, timeout: int) -> psycopg_async.Connection:
+        conn: psycopg_async.Connection = await _opened(self._pool, timeout)
+        await conn.set_autocommit(True)
+        return conn
+
+
+def _on_asyncpg(source: Source, pool: Pool) -> AsyncSession:
+    from pgfence.drivers import asyncpg
+
+    class OnAsyncpg(_Session, asyncpg.Session):
+        async def _new(self, timeout: float) -> Any:
+            return await _opened(pool, timeout)
+
+    session = OnAsyncpg("", prepare_threshold=None)
+    session._source, session._pool = source, pool
+    return session
 
 
 class _Transaction(Guarded):
@@ -218,27 +222,6 @@ def _sync(handle: AsyncConnection | OrmSession) -> Any:
     return handle.sync_session if isinstance(handle, OrmSession) else handle.sync_connection
 
 
-class _OwnPsycopg(psycopg_async.Session):
-    def __init__(self, pool: Pool) -> None:
-        super().__init__("", prepare_threshold=None)
-        self._pool = pool
-
-    async def _new(self, timeout: int) -> psycopg_async.Connection:
-        conn: psycopg_async.Connection = await _opened(self._pool, timeout)
-        await conn.set_autocommit(True)
-        return conn
-
-
-def _own_asyncpg(pool: Pool) -> AsyncSession:
-    from pgfence.drivers import asyncpg
-
-    class OwnAsyncpg(asyncpg.Session):
-        async def _new(self, timeout: float) -> Any:
-            return await _opened(pool, timeout)
-
-    return OwnAsyncpg("", prepare_threshold=None)
-
-
 async def _opened(pool: Pool, timeout: float) -> Any:
     """A connection as the Engine opens it: its URL, arguments and events."""
 
@@ -269,8 +252,8 @@ def sessions(source: Source) -> Callable[[], AsyncSession]:
             f"connect_async takes a DSN, an AsyncEngine or an async_sessionmaker, not {source!r}"
         )
     engine = engine_for(bind, "postgresql+psycopg", "postgresql+asyncpg")
-    own = _OwnPsycopg if engine.dialect.driver == "psycopg" else _own_asyncpg
-    return lambda: Session(source, own(engine.pool.recreate()))
+    make = _OnPsycopg if engine.dialect.driver == "psycopg" else _on_asyncpg
+    return lambda: make(source, engine.pool.recreate())
 
 
 async def run_within(caller: Caller, steps: Steps[_T]) -> _T:

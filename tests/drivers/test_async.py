@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
@@ -15,6 +16,9 @@ import psycopg
 import pytest
 from psycopg import conninfo
 from psycopg.rows import dict_row
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession as OrmSession
+from sqlalchemy.ext.asyncio import async_sessionmaker
 
 import pgfence
 from pgfence import State, errors
@@ -22,6 +26,7 @@ from pgfence.client import protocol
 from pgfence.drivers import asyncpg as asyncpg_driver
 from pgfence.drivers import psycopg_async
 from pgfence.drivers.async_session import AsyncSession
+from tests.conformance.drivers import sqlalchemy_async_engine, sqlalchemy_asyncpg_engine
 from tests.registry import registry
 from tests.support import PATIENCE, Database, Keys, wait_until
 from tests.workers import end_lease
@@ -53,9 +58,28 @@ def served(database: Database, keys: Keys) -> Iterator[Database]:
 
 
 @pytest.fixture
-def fence(driver: Any, served: Database) -> Callable[[], Any]:
-    """Connects as worker_a."""
+def plain(driver: Any, served: Database) -> Callable[[], Any]:
+    """Connects as worker_a by a DSN."""
     return lambda: pgfence.connect_async(served.dsn("worker_a"), driver=driver)
+
+
+@pytest.fixture(params=["psycopg", "asyncpg", "sqlalchemy psycopg", "sqlalchemy asyncpg"])
+def fence(request: pytest.FixtureRequest, served: Database) -> Callable[[], Any]:
+    """Connects as worker_a, by a DSN or an Engine."""
+    dsn = served.dsn("worker_a")
+    if not request.param.startswith("sqlalchemy"):
+        return lambda: pgfence.connect_async(dsn, driver=request.param)
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[pgfence.AsyncFence]:
+        asyncpg = request.param.endswith("asyncpg")
+        engine = (sqlalchemy_asyncpg_engine if asyncpg else sqlalchemy_async_engine)(dsn)
+        async with pgfence.connect_async(async_sessionmaker(engine)) as fence:
+            yield fence
+        assert engine.sync_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        await engine.dispose()
+
+    return connect
 
 
 def count(database: Database, query: LiteralString) -> int:
@@ -73,6 +97,9 @@ def settled_down(database: Database) -> None:
 
 async def execute(tx: Any, query: str, *parameters: object) -> Any:
     """Run a statement on whatever connection it is."""
+    if isinstance(tx, OrmSession):
+        named = {f"p{number}": value for number, value in enumerate(parameters, 1)}
+        return (await tx.execute(text(re.sub(r"\$(\d+)", r":p\1", query)), named)).all()
     if isinstance(tx, psycopg.AsyncConnection):
         return await (await psycopg.AsyncRawCursor(tx).execute(query, parameters)).fetchall()
     return [tuple(row) for row in await tx.fetch(query, *parameters)]
@@ -431,13 +458,13 @@ async def own(driver: str, database: Database, **options: Any) -> AsyncIterator[
 
 
 def test_r24_a_caller_s_connection_without_a_transaction_is_refused(
-    fence: Callable[[], Any], served: Database, driver: Any
+    plain: Callable[[], Any], served: Database, driver: Any
 ) -> None:
     options = {"autocommit": True} if driver == "psycopg" else {}
 
     async def main() -> None:
         async with (
-            fence() as owner,
+            plain() as owner,
             owner.hold(RESOURCE, operation="settle") as lease,
             own(driver, served, **options) as conn,
         ):
@@ -451,12 +478,12 @@ def test_r24_a_caller_s_connection_without_a_transaction_is_refused(
 
 
 def test_a_caller_s_connection_keeps_its_ways(
-    fence: Callable[[], Any], served: Database, driver: Any
+    plain: Callable[[], Any], served: Database, driver: Any
 ) -> None:
     """A row factory of the caller's, and a connection of a pool."""
 
     async def main() -> None:
-        async with fence() as owner, owner.hold(RESOURCE, operation="settle") as lease:
+        async with plain() as owner, owner.hold(RESOURCE, operation="settle") as lease:
             if driver == "psycopg":
                 async with own(driver, served, row_factory=dict_row) as conn:
                     assert (await owner.apply(conn, lease.token, 1, {})).verdict == "ACCEPTED"
@@ -473,7 +500,7 @@ def test_a_caller_s_connection_keeps_its_ways(
 
 
 def test_work_may_use_savepoints_and_a_transaction_of_its_own_is_one(
-    fence: Callable[[], Any], served: Database
+    plain: Callable[[], Any], served: Database
 ) -> None:
     async def work(tx: Any) -> None:
         await write(1)(tx)
@@ -485,7 +512,7 @@ def test_work_may_use_savepoints_and_a_transaction_of_its_own_is_one(
             await write(2)(tx)
 
     async def main() -> None:
-        async with fence() as owner, owner.hold(RESOURCE, operation="settle") as lease:
+        async with plain() as owner, owner.hold(RESOURCE, operation="settle") as lease:
             await lease.apply("page", work)
 
     asyncio.run(main())
