@@ -34,11 +34,14 @@ def writer(database: Database, keys: Keys) -> Writer:
     return Writer.login(database, keys)
 
 
-def fill(owner: psycopg.Connection[Any], kind: str = "plain") -> None:
-    """`invoices`, protected, and `open_invoices`, with rows 1 to 3 of DAY."""
+def fill(owner: psycopg.Connection[Any], kind: str = "plain", more: str = "") -> None:
+    """`invoices`, protected, and `open_invoices`, with rows 1 to 3 of DAY, and 4 to 6 of `more`."""
+    insert = "insert into {} select i, '{}', 10 from generate_series({}, {}) as i"
     for table in ("open_invoices", "invoices"):
         make_table(owner, table, kind)
-        run(owner, f"insert into {table} select i, '{DAY}', 10 from generate_series(1, 3) as i")
+        run(owner, insert.format(table, DAY, 1, 3))
+        if more:
+            run(owner, insert.format(table, more, 4, 6))
     protect(owner, "invoices")
 
 
@@ -50,7 +53,7 @@ def rows(owner: psycopg.Connection[Any], table: str = "invoices") -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "change", ["delete from {} where id = 1", "update {} set id = 5 where id = 1"]
+    "change", ["delete from {} where id = 1", "update {} set id = 9 where id = 1"]
 )
 def test_r23_foreign_key_of_a_table_to_itself_reaches_no_other_resource(
     owner: psycopg.Connection[Any], writer: Writer, change: str
@@ -62,7 +65,11 @@ def test_r23_foreign_key_of_a_table_to_itself_reaches_no_other_resource(
             f" references {table} on delete cascade on update cascade)",
         )
         run(owner, f"grant select, update, delete on {table} to pgfence_app")
-        run(owner, f"insert into {table} values (1, '{DAY}', null), (2, '{NEXT_DAY}', 1)")
+        run(
+            owner,
+            f"insert into {table} values (1, '{DAY}', null), (2, '{DAY}', 1), (3, '{DAY}', 2),"
+            f" (4, '{NEXT_DAY}', 3), (5, '{NEXT_DAY}', 1)",
+        )
     protect(owner, "lines")
     run(writer.conn, change.format("open_lines"))
     before = rows(owner, "lines")
@@ -275,6 +282,59 @@ def test_r23_merge_that_moves_rows_needs_both_resources(
     with writer.admitted(BATCH, NEXT_BATCH) as conn:
         run(conn, move.format("invoices"))
     assert rows(owner) == rows(owner, "open_invoices")
+
+
+# Two commands in one statement
+
+#: {day}: whose rows; the number is that of a row of that day that is there, or of a new one.
+COMMANDS = {
+    "insert": "insert into {t} values ({new}, '{day}', 1)",
+    "update": "update {t} set amount = 7 where id = {old}",
+    "delete": "delete from {t} where id = {old}",
+    "upsert": "insert into {t} values ({old}, '{day}', 1)"
+    " on conflict (id, batch_date) do update set amount = 8",
+    "merge, insert": "merge into {t} as m using (values ({new})) as s (id) on m.id = s.id"
+    " when not matched then insert values (s.id, '{day}', 1)",
+    "merge, update": "merge into {t} as m using (values ({old})) as s (id) on m.id = s.id"
+    " when matched then update set amount = 9",
+    "merge, delete": "merge into {t} as m using (values ({old})) as s (id) on m.id = s.id"
+    " when matched then delete",
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "partitioned"])
+def test_r23_both_commands_of_a_statement_are_seen_by_the_guard(
+    owner: psycopg.Connection[Any], writer: Writer, kind: str
+) -> None:
+    """Both are on one table, and so may share a trigger or the table of rows that it reads."""
+    fill(owner, kind, more=NEXT_DAY)
+    version = owner.info.server_version
+    commands = {
+        name: command
+        for name, command in COMMANDS.items()
+        if version >= 150000 or not name.startswith("merge")
+    }
+    before = rows(owner)
+    for first, inner in commands.items():
+        if first.startswith("merge") and version < 170000:
+            continue  # without RETURNING it stands in no WITH
+        for second, outer in commands.items():
+            for inner_day, outer_day in ((DAY, NEXT_DAY), (NEXT_DAY, DAY)):
+                old = {DAY: 2, NEXT_DAY: 5}
+                statement = (
+                    "with x as ("
+                    + inner.format(t="{t}", day=inner_day, old=old[inner_day], new=7)
+                    + " returning 1) "
+                    + outer.format(t="{t}", day=outer_day, old=old[outer_day], new=8)
+                )
+                with owner.transaction(force_rollback=True):
+                    changed = run(owner, statement.format(t="open_invoices"))
+                    assert changed.rowcount == 1, (first, second)
+                for resource in (BATCH, NEXT_BATCH):
+                    with refused() as error, writer.admitted(resource) as conn:
+                        run(conn, statement.format(t="invoices"))
+                    assert (NEXT_BATCH if resource == BATCH else BATCH) in str(error), statement
+    assert rows(owner) == before
 
 
 # Code
