@@ -94,8 +94,14 @@ def hear(process: subprocess.Popen[str]) -> str:
 
 def is_alive(pid: int) -> bool:
     """Whether there is such a process, and it is more than a zombie."""
-    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True)
-    return state.stdout.strip()[:1] not in ("", "Z")
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # gone meanwhile, or no Linux
+        return not Path("/proc/self/stat").exists()
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def lease_of(database: Database) -> str:

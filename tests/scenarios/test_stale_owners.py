@@ -143,7 +143,12 @@ def test_etcd_11429_two_masters_at_once_and_after_the_first_8_no_7_is_accepted(
     first = in_background(lambda: master(a, seventh.token, 7))
     wait_until(lambda: len(verdicts[7]) >= 100, "the first master writes")
     end_lease(results.database, seventh.lease)
-    eighth = b.acquire(RESOURCE)
+
+    def takes_over() -> bool:  # not while a transaction of the first master is open
+        return bool(b.acquire(RESOURCE, "eighth").state == "HELD")
+
+    wait_until(takes_over, "the second master holds")
+    eighth = b.ask(RESOURCE, "eighth")
     assert (seventh.fence_token, eighth.fence_token) == (7, 8)
     master(b, eighth.token, 8)
     first.result()
