@@ -5,8 +5,6 @@ docs/scenarios.md has the reports.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 import pgfence
@@ -128,12 +126,10 @@ def test_etcd_11429_two_masters_at_once_and_after_the_first_8_no_7_is_accepted(
     verdicts: dict[int, list[str]] = {7: [], 8: []}
 
     def master(worker: Worker, token: str, fence: int) -> None:
-        for segment in itertools.count(1):
-            if len(verdicts[fence]) == 500:
-                return
-            accepted = verdicts[fence].count("ACCEPTED")
+        while len(verdicts[fence]) < 500:
+            segment = verdicts[fence].count("ACCEPTED") + 1
             with worker.transaction():
-                verdict = worker.apply(token, accepted + 1, str(segment)).verdict
+                verdict = worker.apply(token, segment).verdict
                 if verdict == "ACCEPTED":
                     worker.conn.execute(
                         "insert into journal (resource, fence) values (%s, %s)", [RESOURCE, fence]
