@@ -1,7 +1,7 @@
 -- What a domain handler or a person says of a segment where the database cannot prove it (R45). For the
 -- workload whose operation it is, and for members of pgfence_owner. It holds: an answer against a receipt or
 -- a proof is refused, so is one while the lease may still be held; NOT_APPLIED ends the lease for good, so
--- that no commit comes after it.
+-- that no commit comes after it. Where there is none to end, no lock is kept: who answers holds up nobody.
 create function pgfence.answer_unknown(
     p_resource text, p_operation_root text, p_segment_seq bigint, p_answer text, p_evidence text, p_handler text default ''
 )
@@ -14,7 +14,7 @@ declare
     v_now constant timestamptz := pg_catalog.clock_timestamp();
     v_outcome pgfence.outcome;
     v_reported boolean;
-    v_lease text;
+    v_lease pgfence_registry.grants;
     v_refused text;
 begin
     perform pgfence._check_coordinates('answer_unknown', p_resource, p_operation_root, p_segment_seq, null);
@@ -33,33 +33,45 @@ begin
         perform pgfence._raise('INVALID_ARGUMENT', 'answer_unknown: ' || v_outcome.explanation, v_outcome.ask, 'R45');
     end if;
 
-    if pgfence._shadow_prefix(p_resource) is null then
-        perform pgfence._limit_transaction(v_now + interval '5 seconds');
-    end if;
-    perform from pgfence.fences as f where f.resource = p_resource for no key update;
-    v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, null);
     v_reported := exists (
         select from pgfence.unknown_mutations as u
          where u.resource = p_resource and u.operation_root = p_operation_root and u.segment_seq = p_segment_seq
            and u.reported_at is not null);
-    -- A locked grant row is a renewal in flight; who waited for it could be waited for.
-    if v_outcome.reason = 'LEASE_OVER' then
-        select g.lease into v_lease
-          from pgfence_registry.grants as g
-         where g.resource = p_resource and g.fence_token = v_outcome.fence_token
-           and pgfence_registry._state_of(g, pg_catalog.clock_timestamp()) <> 'HELD' for update skip locked;
-    end if;
-    v_refused := case
-        when v_outcome.outcome = 'ACCEPTED' and p_answer = 'NOT_APPLIED' then v_outcome.explanation
-        when v_outcome.outcome = 'PROVEN_NOT_APPLIED' and p_answer = 'APPLIED' and v_reported then v_outcome.explanation
-        when v_outcome.reason = 'LEASE_HELD' and p_answer <> 'ASK_A_PERSON' then v_outcome.explanation
-        when v_outcome.reason = 'LEASE_OVER' and v_lease is null and p_answer <> 'ASK_A_PERSON' then 'the lease is just being renewed'
+    begin
+        perform from pgfence.fences as f where f.resource = p_resource for no key update;
+        v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, null);
+        if v_outcome.reason = 'LEASE_OVER' and p_answer = 'NOT_APPLIED' then
+            -- A locked grant row is a renewal in flight; who waited for it could be waited for.
+            select g.* into v_lease
+              from pgfence_registry.grants as g
+             where g.resource = p_resource and g.fence_token = v_outcome.fence_token
+               and pgfence_registry._state_of(g, pg_catalog.clock_timestamp()) <> 'HELD' for update skip locked;
+        end if;
+        v_refused := case
+            when v_outcome.outcome = 'ACCEPTED' and p_answer = 'NOT_APPLIED' then v_outcome.explanation
+            when v_outcome.outcome = 'PROVEN_NOT_APPLIED' and p_answer = 'APPLIED' and v_reported then v_outcome.explanation
+            when v_outcome.reason = 'LEASE_HELD' and p_answer <> 'ASK_A_PERSON' then v_outcome.explanation
+            when v_outcome.reason = 'LEASE_OVER' and p_answer = 'NOT_APPLIED' and v_lease.lease is null
+                then 'the lease is just being renewed'
+        end;
+        if v_refused is not null then
+            perform pgfence._raise('DECISION_REFUSED', pg_catalog.format('%s is not the answer: %s', p_answer, v_refused),
+                'Reconcile again: the database knows better than the answer.', 'R45',
+                pg_catalog.jsonb_build_object('outcome', v_outcome.outcome, 'reason', v_outcome.reason));
+        end if;
+        if (v_lease.state = 'HELD') is not true then
+            raise exception using errcode = 'PF999', message = 'undo the locks';
+        end if;
+        -- Over, and nobody has it since: this decides that nobody will. From here on the locks are kept.
+        if pgfence._shadow_prefix(p_resource) is null then
+            perform pgfence._limit_transaction(v_now + interval '5 seconds');
+        end if;
+        update pgfence_registry.grants as g set state = 'SUPERSEDED', ended_at = g.lease_ends_at where g.lease = v_lease.lease;
+        update pgfence.fences as f set current_lease = null where f.resource = p_resource and f.current_lease = v_lease.lease;
+    exception
+        when sqlstate 'PF999' then  -- PF000 would be every error of the class
+            null;
     end;
-    if v_refused is not null then
-        perform pgfence._raise('DECISION_REFUSED', pg_catalog.format('%s is not the answer: %s', p_answer, v_refused),
-            'Reconcile again: the database knows better than the answer.', 'R45',
-            pg_catalog.jsonb_build_object('outcome', v_outcome.outcome, 'reason', v_outcome.reason));
-    end if;
     if not v_reported and p_segment_seq <> 1 + greatest(
            (pgfence._operation_of(p_resource, p_operation_root)).pruned_segments,
            (select max(r.segment_seq) from pgfence.receipts as r
@@ -67,11 +79,6 @@ begin
         perform pgfence._raise('INVALID_ARGUMENT',
             pg_catalog.format('answer_unknown: nobody has asked what became of segment %s of %s', p_segment_seq, p_resource),
             'pgfence.unknown_outcomes() shows what is unknown.', 'R45');
-    end if;
-    if p_answer = 'NOT_APPLIED' and v_lease is not null then
-        update pgfence_registry.grants as g set state = 'SUPERSEDED', ended_at = g.lease_ends_at
-         where g.lease = v_lease and g.state = 'HELD';
-        update pgfence.fences as f set current_lease = null where f.resource = p_resource and f.current_lease = v_lease;
     end if;
     insert into pgfence.unknown_mutations as u
         (resource, operation_root, segment_seq, fence_token, workload, answer, evidence, handler, answered_at, answered_by)

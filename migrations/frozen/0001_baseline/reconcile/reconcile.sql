@@ -1,8 +1,8 @@
 -- What became of a segment whose COMMIT was not answered (R45). For the workload whose operation it is, for
 -- who holds a newer grant of the resource, and for members of pgfence_owner. Where nothing is proven yet it
--- takes the fence row lock, so that a commit on its way comes before the answer or not at all; a newer grant
--- of the caller's then raises the fence, so that none can come after it. The lock is the caller's until its
--- transaction ends.
+-- looks under the fence row lock, so that a commit on its way comes before the answer or not at all, and
+-- gives the lock back at once, by undoing it: what is proven holds without it, and who asks holds up nobody.
+-- A newer grant of the caller's then raises the fence, so that no commit can come any more.
 create function pgfence.reconcile(
     p_resource text, p_operation_root text, p_segment_seq bigint, p_payload_digest text default null, p_grant text default null
 )
@@ -33,7 +33,7 @@ begin
     if v_outcome.reason = 'UNKNOWN_OPERATION' then
         return v_outcome;
     end if;
-    -- Asked before the lock, so that a stranger holds up nobody, and neither does a past owner.
+    -- Asked before the lock: a stranger does not even wait for it.
     v_newer := v_known.refused is null and (v_known.grant_claims).audience = v_known.audience
                and (v_known.grant_claims).fence_token > v_outcome.fence_token;
     if v_caller is distinct from v_outcome.owner
@@ -48,11 +48,14 @@ begin
     end if;
 
     if v_outcome.outcome = 'UNRESOLVED' then
-        if pgfence._shadow_prefix(p_resource) is null then
-            perform pgfence._limit_transaction(pg_catalog.clock_timestamp() + interval '5 seconds');
-        end if;
-        perform from pgfence.fences as f where f.resource = p_resource for no key update;
-        v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, v_digest);
+        begin
+            perform from pgfence.fences as f where f.resource = p_resource for no key update;
+            v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, v_digest);
+            raise exception using errcode = 'PF999', message = 'undo the lock';
+        exception
+            when sqlstate 'PF999' then
+                null;
+        end;
         if v_outcome.reason in ('LEASE_HELD', 'LEASE_OVER') and p_grant is not null and v_newer is not false then
             v_verdict := (pgfence._decide(p_grant collate "C", null, null, null)).answer;
             v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, v_digest);
