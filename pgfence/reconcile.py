@@ -40,6 +40,10 @@ HANDLERS = "pgfence.handlers"
 
 _log = logging.getLogger("pgfence.reconcile")
 _LOOK = "select * from pgfence.unknown_outcomes()"
+_MAY_SETTLE = """
+    select pg_catalog.has_function_privilege(
+        'pgfence.reconcile(text, text, bigint, text, text)', 'execute')
+"""
 _RECONCILE = "select * from pgfence.reconcile(%s, %s, %s)"
 _ANSWER = "select * from pgfence.answer_unknown(%s, %s, %s, %s, %s, %s)"
 
@@ -71,6 +75,11 @@ class Unknown:
     fence_token: int
     owner: str
     payload_digest: str | None
+
+    @property
+    def proven(self) -> bool:
+        """Whether the receipts and fences say already what became of it."""
+        return self.outcome in ("ACCEPTED", "PROVEN_NOT_APPLIED")
 
     @property
     def overdue(self) -> bool:
@@ -157,10 +166,23 @@ class Round:
 
 def look(conn: Connection) -> list[Unknown]:
     """What is unknown now, the oldest first; also as a role in pgfence_auditor."""
-    with conn.cursor(row_factory=class_row(Unknown)) as cursor:
-        found = cursor.execute(_LOOK).fetchall()
+    found = [unknown for unknown in _found(conn) if not unknown.proven]
     observe.unknown_now(found)
     return found
+
+
+def _found(conn: Connection) -> list[Unknown]:
+    with conn.cursor(row_factory=class_row(Unknown)) as cursor:
+        return cursor.execute(_LOOK).fetchall()
+
+
+def check_rights(conn: Connection) -> None:
+    """Return if this login role may settle something. Raises `NoWorkloadError`."""
+    if conn.execute(_MAY_SETTLE).fetchone() != (True,):
+        raise errors.NoWorkloadError(
+            f"role {conn.info.user} may look, and settle nothing",
+            hint="Log in as a role of the workload or as a member of pgfence_owner, or say --look.",
+        )
 
 
 def reconcile(conn: Connection, handlers: Iterable[Handler] = ()) -> Round:
@@ -168,7 +190,7 @@ def reconcile(conn: Connection, handlers: Iterable[Handler] = ()) -> Round:
     handlers = list(handlers)
     settled: list[Settled] = []
     remaining: list[Unknown] = []
-    for unknown in look(conn):
+    for unknown in _found(conn):
         result = _prove(conn, unknown)
         if isinstance(result, Unknown):
             result = _ask(conn, result, handlers)

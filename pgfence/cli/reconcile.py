@@ -51,13 +51,17 @@ def reconcile(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         with database(dsn, _RIGHTS) as conn:  # once, for what is wrong from the start
-            process.look(conn)
+            process.look(conn) if look else process.check_rights(conn)
         process.watch(dsn, handlers, stop, every, only=look)
         return
     if metrics:
         raise typer.BadParameter("only with --watch", param_hint="--metrics")
     with database(dsn, _RIGHTS), process.connected(dsn) as conn:
-        done = process.Round([], process.look(conn)) if look else process.reconcile(conn, handlers)
+        if look:
+            done = process.Round([], process.look(conn))
+        else:
+            process.check_rights(conn)
+            done = process.reconcile(conn, handlers)
     if as_json:
         settled = [
             {"outcome": one.outcome, "by": one.by, "evidence": one.evidence, "unknown": one.unknown}

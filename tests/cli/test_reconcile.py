@@ -194,7 +194,9 @@ def test_a_workload_settles_its_own_and_an_auditor_looks(
     assert len(looked.document["remaining"]) == 1
     refused = pgfence("reconcile", on=database, role="auditor")
     assert refused.exit_code == 4
-    assert "next: This takes a role of the workload" in refused.err
+    assert "next: Log in as a role of the workload" in refused.err
+    assert pgfence("reconcile", "--watch", on=database, role="auditor").exit_code == 4
+    assert pgfence("reconcile", "--look", on=database, role="outsider").exit_code == 4
 
 
 def test_an_open_transaction_is_not_waited_for_without_end(
