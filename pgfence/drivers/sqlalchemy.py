@@ -42,6 +42,8 @@ Caller: TypeAlias = Connection | OrmSession | scoped_session[Any]
 #: What an application begins its transactions with; `work` gets a Connection, or a Session.
 Source: TypeAlias = Engine | sessionmaker[Any]
 _T = TypeVar("_T")
+#: A prepared statement does not exist, or exists already.
+_PREPARED_ELSEWHERE = frozenset({"26000", "42P05"})
 
 
 class Session(driver.Session):
@@ -329,6 +331,12 @@ def parameters(call: Call) -> dict[str, object]:
 def report(error: DBAPIError, *, lost: bool = False) -> NoReturn:
     """Turn an error of SQLAlchemy's into the protocol's report."""
     said = errors.said_by(error)
+    if said.sqlstate in _PREPARED_ELSEWHERE:
+        error.add_note(
+            "Behind a pooler in transaction mode an Engine must not prepare statements: "
+            'create_engine(..., connect_args={"prepare_threshold": None}) with psycopg; '
+            "docs/drivers.md says what asyncpg needs."
+        )
     raise Failed(
         said.message,
         lost=lost or error.connection_invalidated or said.fatal,

@@ -8,6 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
 import pgfence
 from pgfence import errors
@@ -112,6 +115,25 @@ def test_a_client_that_prepares_statements_fails_and_ours_prepares_none(
     with fence.hold(BATCH, operation="settle") as lease:
         for page in range(10):
             lease.apply({"page": page}, work)
+
+
+def test_an_engine_that_prepares_statements_is_told_what_to_set(served: PooledDatabase) -> None:
+    arguments = conninfo.conninfo_to_dict(served.dsn("worker_a"))
+    engine = create_engine("postgresql+psycopg://", connect_args=arguments)
+
+    def work(tx: Connection) -> None:
+        for _ in range(10):
+            tx.execute(text("select 2"))
+
+    with (
+        pgfence.connect(engine) as fence,
+        fence.hold(BATCH, operation="settle") as lease,
+        pytest.raises(DBAPIError) as caught,
+    ):
+        for page in range(10):
+            lease.apply({"page": page}, work)
+    assert "prepare_threshold" in "".join(caught.value.__notes__)
+    engine.dispose()
 
 
 def test_what_others_left_on_the_connections_does_not_matter(
