@@ -29,7 +29,7 @@ comment on column pgfence.refusals.attempt is
 comment on column pgfence.refusals.in_shadow is 'It was let through, and would have been refused (R28).';
 comment on column pgfence.refusals.shadow_prefix is 'The entry of pgfence.rollout by which it was let through.';
 comment on column pgfence.refusals.written_table is
-    'Table that was written without admission; occurrences then counts transactions, and resource is the last one.';
+    'Protected table that was written without admission; occurrences then counts transactions, and resource is the last one.';
 
 create index refusals_attempt on pgfence.refusals (attempt);
 create index refusals_oldest on pgfence.refusals (in_shadow, authenticated, last_at nulls first);

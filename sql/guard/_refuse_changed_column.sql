@@ -8,7 +8,8 @@ declare
     v_shadow_prefix constant text := pgfence._shadow_prefix_of_table(p_table);
 begin
     if v_shadow_prefix is not null then
-        perform pgfence._record_refusal('GUARD_MISSING', null, null, null, true, null, v_shadow_prefix, p_table::regclass::text, true);
+        perform pgfence._record_refusal('GUARD_MISSING', null, null, null, true, null, v_shadow_prefix,
+            coalesce(pgfence._protected_table_of(p_table), p_table::regclass)::text, true);
         return;
     end if;
     perform pgfence._raise('GUARD_MISSING',

@@ -7,7 +7,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     select pgfence._shadow_prefix(p.literal_prefix)
       from pgfence.protected_tables as p
-     where (p.protected_table = p_table or p.protected_table in (select a.relid from pg_partition_ancestors(p_table) as a))
+     where p.protected_table = pgfence._protected_table_of(p_table)
        and not exists (select from pgfence.rollout as r
                         where starts_with(r.prefix, p.literal_prefix) and r.enforced_since is not null)
 $$;

@@ -33,7 +33,7 @@ comment on column pgfence.refusals.in_shadow is 'It was let through, and would h
 comment on column pgfence.refusals.shadow_prefix is 'The entry of pgfence.rollout by which it was let through.';
 -- next statement
 comment on column pgfence.refusals.written_table is
-    'Table that was written without admission; occurrences then counts transactions, and resource is the last one.';
+    'Protected table that was written without admission; occurrences then counts transactions, and resource is the last one.';
 -- next statement
 create index refusals_attempt on pgfence.refusals (attempt);
 -- next statement

@@ -18,7 +18,9 @@ begin
             perform pgfence._refuse_old_snapshot();  -- enforced since?
         end if;
         v_grant.resource := p_resource;
-        perform pgfence._record_refusal('NOT_ADMITTED', null, v_grant, null, true, null, v_shadow_prefix, v_table, true);
+        -- statements and rows, tables and partitions are counted as one
+        perform pgfence._record_refusal('NOT_ADMITTED', null, v_grant, null, true, null, v_shadow_prefix,
+            coalesce(pgfence._protected_table_of(p_table)::text, v_table), true);
         return;
     end if;
     if p_operation = 'TRUNCATE' then
