@@ -291,19 +291,27 @@ class MutationUnknownError(PgfenceError):
     """The answer to COMMIT was lost: the segment may or may not stand.
 
     It is never retried by itself and must not be reported as failed. Carries the operation ID and
-    the payload's digest, which is all that `fence.reconcile()` needs to find out.
+    the payload's digest, which is all that `fence.reconcile()` needs to find out. Where segments
+    were applied together, that is the first; `others` are the digests of those behind it, which
+    stand if it stands, and else do not.
     """
 
     code = CODES["MUTATION_UNKNOWN"]
 
     def __init__(
-        self, resource: str, operation_root: str, segment_seq: int, payload_digest: str
+        self,
+        resource: str,
+        operation_root: str,
+        segment_seq: int,
+        payload_digest: str,
+        others: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(resource, operation_root, segment_seq, payload_digest)
+        super().__init__(resource, operation_root, segment_seq, payload_digest, others)
         self.resource = resource
         self.operation_root = operation_root
         self.segment_seq = segment_seq
         self.payload_digest = payload_digest
+        self.others = others
 
     @property
     def coordinates(self) -> Coordinates:
@@ -316,7 +324,8 @@ class MutationUnknownError(PgfenceError):
         return (
             f"the answer to COMMIT was lost: segment {self.segment_seq} of {self.resource} "
             f"(operation {self.operation_root}, payload {self.payload_digest}) "
-            "may or may not stand"
+            + (f"and the {len(self.others)} behind it " if self.others else "")
+            + "may or may not stand"
         )
 
 

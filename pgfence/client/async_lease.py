@@ -1,7 +1,7 @@
 """A resource that this process holds, for tasks: as lease.py, and awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from math import inf
@@ -28,6 +28,13 @@ def refuse_other_loop(loop: asyncio.AbstractEventLoop, handle: object) -> None:
     with suppress(RuntimeError):
         if asyncio.get_running_loop() is not loop:
             raise errors.InvalidArgumentError(f"{handle!r} belongs to another event loop")
+
+
+def _bind(
+    work: Callable[[Any, _Computed], Awaitable[object]], computed: _Computed
+) -> Callable[[Any], Awaitable[object]]:
+    """The work of one item."""
+    return lambda tx: work(tx, computed)
 
 
 class AsyncLost:
@@ -65,7 +72,6 @@ class AsyncLease(BaseLease[AsyncSession]):
         super().__init__(database, acquired, session)
         #: Set when the lease is lost.
         self.lost = AsyncLost(self._is_lost, self._wait_over)
-        self._stops_work = self._in_shadow
         self._keeper = asyncio.create_task(
             session.run(self._keep()), name=f"pgfence {self.grant.lease}"
         )
@@ -124,10 +130,31 @@ class AsyncLease(BaseLease[AsyncSession]):
         lost while `work` runs, it is cancelled where it waits (in shadow it is left alone).
         """
         async with self._one_at_a_time():
-            if not self._stops_work:
-                self._stops_work = True
-                self.on_lost(self._work_session.stop_work)
+            self._stop_work_on_loss()
             return await self._work_session.run(self._apply(payload, segment), work)
+
+    async def apply_many(
+        self,
+        segments: Sequence[tuple[object, Callable[[Any], Awaitable[object]]]],
+        *,
+        segment: int | None = None,
+    ) -> list[Receipt]:
+        """As `Lease.apply_many`."""
+        if not segments:
+            return []
+        verdicts: list[Verdict] = []
+
+        async def work(tx: Any) -> None:
+            for (_, function), verdict in zip(segments, verdicts, strict=True):
+                if verdict.lets_write:
+                    await function(tx)
+
+        payloads = [payload for payload, _ in segments]
+        async with self._one_at_a_time():
+            self._stop_work_on_loss()
+            return await self._work_session.run(
+                self._apply_many(payloads, segment, verdicts.extend), work
+            )
 
     async def map(
         self,
@@ -138,6 +165,7 @@ class AsyncLease(BaseLease[AsyncSession]):
         payload: Callable[[_Item], object] = lambda item: item,
         workers: int = 4,
         ahead: int | None = None,
+        together: int = 1,
         first: int = 1,
         progress: bool = False,
     ) -> list[Receipt]:
@@ -145,12 +173,12 @@ class AsyncLease(BaseLease[AsyncSession]):
 
         As `Lease.map`; `workers` tasks compute at a time. When it ends early, they are cancelled.
         """
-        check_counts(workers=workers, ahead=ahead or 1, first=first)
+        check_counts(workers=workers, ahead=ahead or 1, together=together, first=first)
         total, earlier = await self._in_turn(self._stand())
         tasks: set[asyncio.Task[_Computed]] = set()
         slots = asyncio.Semaphore(workers)
 
-        async def computed(item: _Item) -> _Computed:
+        async def in_slot(item: _Item) -> _Computed:
             async with slots:
                 return await compute(item)
 
@@ -162,7 +190,7 @@ class AsyncLease(BaseLease[AsyncSession]):
                     return await self._in_turn(self._conflict(segment, earlier))
                 case segments.Compute(item):
                     self._check_not_lost()
-                    task = asyncio.create_task(computed(item))
+                    task = asyncio.create_task(in_slot(item))
                     tasks.add(task)
                     task.add_done_callback(lambda _: self._changed.set())
                     return task
@@ -177,14 +205,11 @@ class AsyncLease(BaseLease[AsyncSession]):
                 case segments.Hold():
                     await self.wait_held()
                     return None
-                case segments.Apply((segment,)):
-                    return [
-                        await self.apply(
-                            segment.payload,
-                            lambda tx: work(tx, segment.computed),
-                            segment=self._own_number(segment, earlier),
-                        )
-                    ]
+                case segments.Apply(computed):
+                    return await self.apply_many(
+                        [(s.payload, _bind(work, s.computed)) for s in computed],
+                        segment=self._own_number(computed[0], earlier),
+                    )
             raise AssertionError(step)
 
         try:
@@ -194,8 +219,8 @@ class AsyncLease(BaseLease[AsyncSession]):
                     payload,
                     first=first,
                     standing=total,
-                    ahead=ahead or 2 * workers,
-                    together=1,
+                    ahead=max(ahead or 2 * workers, together),
+                    together=together,
                     told=told,
                 )
                 return await drive(steps, perform)

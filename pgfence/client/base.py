@@ -7,7 +7,7 @@ drive them with a thread, `AsyncFence` and `AsyncLease` with a task.
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf, isfinite
@@ -426,12 +426,15 @@ class BaseLease(Generic[S]):
             f"lease {self.grant.lease} on {self.resource}", self._claim.standing, self._moved
         )
         self._next_segment = 1
-        #: The segment whose COMMIT was sent and not answered, and its payload's digest.
-        self._unknown: tuple[int, str] | None = None
+        #: The first segment whose COMMIT was sent and not answered, and the payload digests of it
+        #: and of those that were applied with it.
+        self._unknown: tuple[int, tuple[str, ...]] | None = None
         self._turn_of: object = None
         self._closed = False
         #: It was still ours when it was released, so it cannot be lost any more.
         self._given_back = False
+        #: It was seen to that work does not run on when the lease is lost; in shadow it may (R28).
+        self._stops_work = self._in_shadow
         self._registry_session = registry_session
         self._work_session = database.session()
         self._belief.change(answer.applied_to)
@@ -444,6 +447,10 @@ class BaseLease(Generic[S]):
 
     def _moved(self) -> None:
         """Wake whoever waits for another state."""
+        raise NotImplementedError
+
+    def on_lost(self, function: Callable[[], object]) -> None:
+        """Call `function()` once when the lease is lost."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -567,25 +574,48 @@ class BaseLease(Generic[S]):
         except Exception:
             _log.exception("%r: what was to be called on its loss failed", self)
 
+    def _stop_work_on_loss(self) -> None:
+        if not self._stops_work:
+            self._stops_work = True
+            self.on_lost(self._work_session.stop_work)
+
     def _apply(self, payload: object, segment: int | None) -> Steps[Receipt]:
         """Commit one segment; see `Lease.apply`."""
+        (receipt,) = yield from self._apply_many([payload], segment, lambda _: None)
+        return receipt
+
+    def _apply_many(
+        self,
+        payloads: Sequence[object],
+        segment: int | None,
+        begins: Callable[[Sequence[Verdict]], object],
+    ) -> Steps[list[Receipt]]:
+        """Commit segments in one transaction; see `Lease.apply_many`.
+
+        segment: the number of the first. begins: called with their verdicts before work.
+        """
         self.check()
-        text = payload_text(payload)
-        digest = payload_digest(text)
-        number = self._number(segment, digest)
-        wanted = _segment(self.grant, self.token, self.shown, number, text)
+        texts = [payload_text(payload) for payload in payloads]
+        digests = tuple(map(payload_digest, texts))
+        first = self._number(segment, digests)
+        shown = self.shown
+        wanted = [
+            _segment(self.grant, self.token, shown, number, text)
+            for number, text in enumerate(texts, first)
+        ]
         before = self._unknown
 
         def in_doubt() -> None:
-            self._unknown = number, digest
+            self._unknown = first, digests
 
         try:
-            verdict = yield from protocol.apply(
-                wanted, self._belief.change, monotonic, self._must_stop, in_doubt
+            verdicts = yield from protocol.apply(
+                wanted, self._belief.change, monotonic, self._must_stop, begins, in_doubt
             )
         except errors.MutationUnknownError:
             self._registry_session.wake()
-            observe.mutation_unknown(self.resource, self.operation_root, number)
+            for one in wanted:
+                observe.mutation_unknown(self.resource, self.operation_root, one.number)
             yield from self._report(wanted)
             raise
         except Exception as error:
@@ -593,19 +623,17 @@ class BaseLease(Generic[S]):
             if isinstance(error, errors.LeaseEndedError):
                 self._registry_session.wake()
             raise
-        observe.verdict(verdict)
-        receipt = self._receipt(verdict, wanted)
-        if verdict.accepted:
-            self._unknown = None
-            self._next_segment = max(self._next_segment, number + 1)
-            self._database.acknowledged.add([receipt])
-        else:
+        for verdict in verdicts:
+            observe.verdict(verdict)
             yield from self._learn_from(verdict)
-            if verdict.would_refuse is None:
-                raise errors.refusal(verdict)
-            # The segment was not accepted, so the next one gets its number.
-            self._unknown = None
-        return receipt
+            verdict.require()
+        self._unknown = None
+        receipts = [self._receipt(v, s) for v, s in zip(verdicts, wanted, strict=True)]
+        accepted = [receipt for receipt in receipts if receipt.would_refuse is None]
+        # In shadow, what was not accepted leaves its number to the next one.
+        self._next_segment = max([self._next_segment, *(r.segment_seq + 1 for r in accepted)])
+        self._database.acknowledged.add(accepted)
+        return receipts
 
     def _stand(self) -> Steps[tuple[int, int]]:
         """How many segments of the operation stand, and how many of them earlier owners applied.
@@ -626,8 +654,8 @@ class BaseLease(Generic[S]):
         """
         rows = yield from protocol.operation_receipts(self.resource, self.operation_root, after)
         if self._unknown is not None:
-            number, digest = self._unknown
-            if (number + earlier, digest) in rows:
+            number, digests = self._unknown
+            if (number + earlier, digests[0]) in rows:
                 self._unknown = None
         return rows
 
@@ -655,12 +683,12 @@ class BaseLease(Generic[S]):
         """
         return None if self._in_shadow else segment.number - earlier
 
-    def _report(self, segment: Segment) -> Steps[None]:
+    def _report(self, wanted: Sequence[Segment]) -> Steps[None]:
         """Let others see what is unknown (R44), without keeping the caller long from knowing it."""
         session = self._work_session
         usual, session.connect_timeout = session.connect_timeout, _REPORT
         try:
-            yield from protocol.report(segment)
+            yield from protocol.report(wanted)
         finally:
             session.connect_timeout = usual
 
@@ -746,15 +774,17 @@ class BaseLease(Generic[S]):
         else:
             self._database.put_back(self._work_session)
 
-    def _number(self, segment: int | None, digest: str) -> int:
+    def _number(self, segment: int | None, digests: tuple[str, ...]) -> int:
+        """The number of the first segment; none but those that are unknown, while any is (R44)."""
         if segment is not None:
             check_counts(segment=segment)
         if self._unknown is None:
             return segment or self._next_segment
-        number, unknown_digest = self._unknown
-        if (segment or number, digest) != (number, unknown_digest):
+        number, unknown = self._unknown
+        both = min(len(digests), len(unknown))
+        if (segment or number, digests[:both]) != (number, unknown[:both]):
             raise errors.MutationUnknownError(
-                self.resource, self.operation_root, number, unknown_digest
+                self.resource, self.operation_root, number, unknown[0], unknown[1:]
             )
         return number
 

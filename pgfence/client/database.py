@@ -31,6 +31,9 @@ class AnySession(Protocol):
     def wake(self) -> None:
         """End a `Sleep` of the steps that it runs."""
 
+    def stop_work(self) -> None:
+        """Cancel what the work function waits for, if it runs; never a COMMIT."""
+
     def close(self) -> None:
         """Close the connection; the next step opens another one."""
 

@@ -1,7 +1,7 @@
 """A resource that this process holds, for threads: apply segments, renew, release."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from math import inf
@@ -22,6 +22,11 @@ _Item = TypeVar("_Item")
 _Computed = TypeVar("_Computed")
 #: What a work function gets: a psycopg connection, or what SQLAlchemy has in its place.
 Tx = TypeVar("Tx", default=Connection)
+
+
+def _bind(work: Callable[[Tx, _Computed], object], computed: _Computed) -> Callable[[Tx], object]:
+    """The work of one item."""
+    return lambda tx: work(tx, computed)
 
 
 class Lost:
@@ -58,7 +63,6 @@ class Lease(BaseLease[Session], Generic[Tx]):
         super().__init__(database, acquired, session)
         #: Set when the lease is lost.
         self.lost = Lost(self._is_lost, self._wait_over)
-        self._stops_work = self._in_shadow
         self._keeper = threading.Thread(
             target=lambda: session.run(self._keep()),
             name=f"pgfence {self.grant.lease}",
@@ -133,10 +137,37 @@ class Lease(BaseLease[Session], Generic[Tx]):
         be applied again, and nothing else until then; what `check` raises; `PayloadError`.
         """
         with self._one_at_a_time():
-            if not self._stops_work:
-                self._stops_work = True
-                self.on_lost(self._work_session.stop_work)
+            self._stop_work_on_loss()
             return self._work_session.run(self._apply(payload, segment), work)
+
+    def apply_many(
+        self,
+        segments: Sequence[tuple[object, Callable[[Tx], object]]],
+        *,
+        segment: int | None = None,
+    ) -> list[Receipt]:
+        """Commit several segments in one transaction: all of them, or none (R15).
+
+        segments: for each its payload and its work, as in `apply`; the work of those that stood
+        already does not run. segment: the number of the first, by default the one after the last.
+        Returns a receipt for each. Raises what `apply` raises; a `MutationUnknownError` is about
+        all of them.
+        """
+        if not segments:
+            return []
+        verdicts: list[Verdict] = []
+
+        def work(tx: Tx) -> None:
+            for (_, function), verdict in zip(segments, verdicts, strict=True):
+                if verdict.lets_write:
+                    function(tx)
+
+        payloads = [payload for payload, _ in segments]
+        with self._one_at_a_time():
+            self._stop_work_on_loss()
+            return self._work_session.run(
+                self._apply_many(payloads, segment, verdicts.extend), work
+            )
 
     def map(
         self,
@@ -147,6 +178,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         payload: Callable[[_Item], object] = lambda item: item,
         workers: int = 4,
         ahead: int | None = None,
+        together: int = 1,
         executor: Executor | None = None,
         first: int = 1,
         progress: bool = False,
@@ -157,8 +189,8 @@ class Lease(BaseLease[Session], Generic[Tx]):
         `executor`. work: called with `tx` and what was computed, in the segment's transaction, as
         in `apply`; once more if the answer to COMMIT was lost and nothing stood. payload: says of
         an item what its segment does, by default the item itself. ahead: how many items are at most
-        taken from `items` and not applied, by default two for each worker. progress: a bar on
-        stderr, if that is a terminal.
+        taken from `items` and not applied, by default two for each worker. together: how many
+        segments are committed in one transaction. progress: a bar on stderr, if that is a terminal.
 
         Item number n is segment n of the operation, whoever owned it (`continues_root`): what
         stands already is not computed again, and its payload must be the same. first: the number
@@ -171,7 +203,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         `NotHeldError`; with `PayloadConflictError`; and with what `apply` raises. Computations that
         are running then are waited for: long ones can look at `lease.lost`.
         """
-        check_counts(workers=workers, ahead=ahead or 1, first=first)
+        check_counts(workers=workers, ahead=ahead or 1, together=together, first=first)
         total, earlier = self._in_turn(self._stand())
         futures: set[Future[_Computed]] = set()
         pool = executor or ThreadPoolExecutor(workers, "pgfence map")
@@ -197,14 +229,11 @@ class Lease(BaseLease[Session], Generic[Tx]):
                 case segments.Hold():
                     self.wait_held()
                     return None
-                case segments.Apply((segment,)):
-                    return [
-                        self.apply(
-                            segment.payload,
-                            lambda tx: work(tx, segment.computed),
-                            segment=self._own_number(segment, earlier),
-                        )
-                    ]
+                case segments.Apply(computed):
+                    return self.apply_many(
+                        [(s.payload, _bind(work, s.computed)) for s in computed],
+                        segment=self._own_number(computed[0], earlier),
+                    )
             raise AssertionError(step)
 
         try:
@@ -214,8 +243,8 @@ class Lease(BaseLease[Session], Generic[Tx]):
                     payload,
                     first=first,
                     standing=total,
-                    ahead=ahead or 2 * workers,
-                    together=1,
+                    ahead=max(ahead or 2 * workers, together),
+                    together=together,
                     told=told,
                 )
                 return run(steps, perform)

@@ -507,77 +507,92 @@ class Segment(NamedTuple):
     proof: Proof | None = None
 
 
-def _calls(segment: Segment) -> tuple[Call, ...]:
-    called = (segment.token, segment.number, segment.payload)
-    if segment.proof is not None:
-        shown = (*called, segment.proof.token)
-        return (Call("select * from pgfence.fenced_apply($1, $2, $3, $4)", shown),)
-    return look(segment.lease), Call("select * from pgfence.fenced_apply($1, $2, $3)", called)
+def _calls(segments: Sequence[Segment]) -> tuple[Call, ...]:
+    called = [(segment.token, segment.number, segment.payload) for segment in segments]
+    proof = segments[0].proof
+    if proof is not None:
+        sql = "select * from pgfence.fenced_apply($1, $2, $3, $4)"
+        return tuple(Call(sql, (*parameters, proof.token)) for parameters in called)
+    sql = "select * from pgfence.fenced_apply($1, $2, $3)"
+    return look(segments[0].lease), *(Call(sql, parameters) for parameters in called)
 
 
 def _answers(
-    segment: Segment, replies: Sequence[Sequence[Row]], asked_at: float
-) -> tuple[Answer | None, Verdict]:
-    """The registry's answer, unless it is elsewhere, and the verdict."""
-    looked = None if segment.proof else Answer.from_row(replies[0][0], asked_at)
-    return looked, _verdict(replies[-1][0])
+    segments: Sequence[Segment], replies: Sequence[Sequence[Row]], asked_at: float
+) -> tuple[Answer | None, list[Verdict]]:
+    """The registry's answer, unless it is elsewhere, and the verdicts."""
+    looked = None if segments[0].proof else Answer.from_row(replies[0][0], asked_at)
+    return looked, [_verdict(rows[0]) for rows in replies[-len(segments) :]]
 
 
 def apply(
-    segment: Segment,
+    segments: Sequence[Segment],
     change: Change,
     clock: Clock,
     is_lost: Callable[[], bool],
+    begins: Callable[[Sequence[Verdict]], object],
     in_doubt: Callable[[], object],
-) -> Steps[Verdict]:
-    """Commit one segment in a transaction of its own, or leave the evidence of its refusal (R18).
+) -> Steps[list[Verdict]]:
+    """Commit segments of one lease together, in a transaction of their own.
 
-    The look at the registry and the call go out with BEGIN (R54). Work runs only after ACCEPTED, or
-    WOULD_REFUSE in shadow (R28). Returns the verdict when all is committed: one of these, REPLAYED,
-    or a refusal.
-    is_lost: whether the lease is over by now; then work that is done or was stopped is undone.
-    in_doubt: called when work is done. Until then nothing stands whatever happens; from then on
-    only an answer says whether it does, and an interrupt may come before it.
+    The look at the registry and the calls go out with BEGIN (R54). Work runs only if one of them is
+    ACCEPTED, or WOULD_REFUSE in shadow (R28). Returns their verdicts when all is committed; of a
+    refusal, its verdict alone: then nothing was written but its evidence (R18).
+    begins: called with the verdicts before work, which is for those that let write. is_lost:
+    whether the lease is over by now; then work that is done or was stopped is undone. in_doubt:
+    called when work is done. Until then nothing stands whatever happens; from then on only an
+    answer says whether it does, and an interrupt may come before it.
 
     Raises `MutationUnknownError` if the answer to COMMIT was lost (R44), `LeaseEndedError` if the
     lease ended while the transaction was open, and what the caller's function raised. After any of
     these but the first, nothing of it stands.
     """
-    answer, verdict = yield from _begin(segment, clock)
+    answer, verdicts = yield from _begin(segments, clock)
     if answer is not None:
         change(answer.applied_to)
-    if not verdict.lets_write:
+    refused = [place for place, verdict in enumerate(verdicts) if verdict.refuses][:1]
+    if refused and len(segments) > 1:
+        # The others may have been accepted. Ask for it alone, so that its evidence can stand.
+        yield from _roll_back()
+        segments = [segments[refused[0]]]
+        _, verdicts = yield from _begin(segments, clock)
+        if not verdicts[0].refuses:
+            yield from _roll_back()
+            raise errors.PgfenceError(f"segment {segments[0].number} was refused, and then was not")
+    if not any(verdict.lets_write for verdict in verdicts):
         # Nothing hangs on this COMMIT but the evidence of a refusal.
         with suppress(Failed):
             yield Commit()
-        return verdict
-    if verdict.would_refuse is None and answer is not None and answer.state != "HELD":
+        return verdicts
+    accepted = any(verdict.verdict == "ACCEPTED" for verdict in verdicts)
+    if accepted and answer is not None and answer.state != "HELD":
         yield from _roll_back()
         raise errors.OwnershipUnknownError(
-            f"the database accepts lease {segment.lease}, and the registry says {answer.state}"
+            f"the database accepts lease {segments[0].lease}, and the registry says {answer.state}"
         )
-    ends_at = segment.proof.good_until if segment.proof else inf
+    ends_at = segments[0].proof.good_until if segments[0].proof else inf
     if answer is not None and answer.state == "HELD":
         ends_at = answer.ends_at
+    begins(verdicts)
     left = yield from _work(ends_at, clock, is_lost)
     in_doubt()
     if left is Left.ENDED:
-        raise _unknown(segment)
+        raise _unknown(segments)
     try:
         left = yield Commit()
     except Failed as failed:
         if failed.sqlstate in _ENDED_BY_TIMEOUT or not failed.lost:
             _not_written(failed)
-        raise _unknown(segment) from failed.__cause__
+        raise _unknown(segments) from failed.__cause__
     except Exception as error:
         # Whatever else a driver raises says nothing of what the server did.
-        raise _unknown(segment) from error
+        raise _unknown(segments) from error
     if left is Left.ABORTED:
         raise _swallowed()
-    return verdict
+    return verdicts
 
 
-def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer | None, Verdict]]:
+def _begin(segments: Sequence[Segment], clock: Clock) -> Steps[tuple[Answer | None, list[Verdict]]]:
     """BEGIN, look and fenced_apply: again after a conflict, and on a new connection when the old
     one was lost. The caller's work has not begun, and without COMMIT nothing stands.
     """
@@ -587,14 +602,14 @@ def _begin(segment: Segment, clock: Clock) -> Steps[tuple[Answer | None, Verdict
             if lost:
                 yield Reopen()
             asked_at = clock()
-            replies = yield Batch(_calls(segment), begin=True)
+            replies = yield Batch(_calls(segments), begin=True)
         except Failed as failed:
             yield from _roll_back()
             lost = failed.lost
             if attempt == _ATTEMPTS - 1 or not (lost or failed.sqlstate in _TRY_AGAIN):
                 _not_written(failed)
         else:
-            return _answers(segment, replies, asked_at)
+            return _answers(segments, replies, asked_at)
     raise AssertionError("unreachable")
 
 
@@ -652,9 +667,14 @@ def _swallowed() -> errors.PgfenceError:
     )
 
 
-def _unknown(segment: Segment) -> errors.MutationUnknownError:
+def _unknown(segments: Sequence[Segment]) -> errors.MutationUnknownError:
+    first, *others = segments
     return errors.MutationUnknownError(
-        segment.resource, segment.operation_root, segment.number, segment.payload_digest
+        first.resource,
+        first.operation_root,
+        first.number,
+        first.payload_digest,
+        tuple(segment.payload_digest for segment in others),
     )
 
 
@@ -678,10 +698,10 @@ def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
     """
     asked_at = clock()
     try:
-        replies = yield Batch(_calls(segment))
+        replies = yield Batch(_calls([segment]))
     except Failed as failed:
         failed.rethrow()
-    answer, verdict = _answers(segment, replies, asked_at)
+    answer, (verdict,) = _answers([segment], replies, asked_at)
     if verdict.verdict == "ACCEPTED" and answer is not None and answer.state != "HELD":
         raise errors.OwnershipUnknownError(
             f"the database accepts lease {segment.lease}, and the registry says {answer.state}; "
@@ -711,20 +731,18 @@ def advance(token: str, proof: str | None = None) -> Steps[Verdict]:
     raise AssertionError("unreachable")
 
 
-def report(segment: Segment) -> Steps[None]:
-    """Note in the database, on a new connection, that nobody knows what became of a segment (R44).
+def report(segments: Sequence[Segment]) -> Steps[None]:
+    """Note in the database, on a new connection, that nobody knows what became of segments (R44).
 
     Best effort: where it fails, the caller's exception is all there is, and the log says so.
     """
-    noted = Call(
-        "select pgfence.report_unknown($1, $2, $3)",
-        (segment.token, segment.number, segment.payload_digest),
-    )
+    sql = "select pgfence.report_unknown($1, $2, $3)"
+    notes = [Call(sql, (s.token, s.number, s.payload_digest)) for s in segments]
     try:
         yield Reopen()
-        yield Batch((noted,), within=_SHORTEST_CALL)
+        yield Batch(tuple(notes), within=_SHORTEST_CALL)
     except Failed as failed:
-        _log.error("%s, and that could not be noted: %s", _unknown(segment), failed.message)
+        _log.error("%s, and that could not be noted: %s", _unknown(segments), failed.message)
 
 
 def reconcile(asked: Coordinates, token: str | None) -> Steps[Outcome]:

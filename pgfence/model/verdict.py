@@ -293,6 +293,11 @@ class Verdict:
         return self.verdict in ACCEPTING
 
     @property
+    def refuses(self) -> bool:
+        """Whether it is a refusal, and not one that shadow lets through."""
+        return not self.accepted and self.would_refuse is None
+
+    @property
     def lets_write(self) -> bool:
         """Whether the caller goes on and writes: ACCEPTED, or what is let through in shadow."""
         return self.verdict == "ACCEPTED" or self.would_refuse is not None
@@ -305,6 +310,6 @@ class Verdict:
         # Here and not above: errors.py reads this module's table.
         from pgfence.errors import refusal
 
-        if self.accepted or self.would_refuse is not None:
-            return self
-        raise refusal(self)
+        if self.refuses:
+            raise refusal(self)
+        return self

@@ -49,7 +49,7 @@ def test_the_python_of_the_page_runs_as_it_stands_there(
         "charges_of": charges_of,
         "write_async": write_async,
     }
-    first, async_, lost, acknowledged = (
+    first, async_, many, lost, acknowledged = (
         block.text for block in blocks(ROOT / "docs" / "segments.md") if block.language == "python"
     )
 
@@ -62,6 +62,7 @@ def test_the_python_of_the_page_runs_as_it_stands_there(
         day = 20
         run(async_)
         asyncio.run(names["settle"]())
+        run(many)
         day = 21
         run(lost)
         assert not names["stop"].is_set()

@@ -8,7 +8,15 @@ import re
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import Future
 from contextlib import (
     AbstractAsyncContextManager,
@@ -71,6 +79,12 @@ class Lease(Protocol):
     def apply(
         self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
     ) -> Receipt: ...
+    def apply_many(
+        self,
+        segments: Sequence[tuple[object, Callable[[Execute], object]]],
+        *,
+        segment: int | None = None,
+    ) -> list[Receipt]: ...
     def map(
         self,
         compute: Callable[[Any], Any],
@@ -121,7 +135,16 @@ class _PsycopgLease:
     def apply(
         self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
     ) -> Receipt:
-        return self._lease.apply(payload, lambda tx: work(_execute_on(tx)), segment=segment)
+        return self._lease.apply(payload, self._given(work), segment=segment)
+
+    def apply_many(
+        self,
+        segments: Sequence[tuple[object, Callable[[Execute], object]]],
+        *,
+        segment: int | None = None,
+    ) -> list[Receipt]:
+        given = [(payload, self._given(work)) for payload, work in segments]
+        return self._lease.apply_many(given, segment=segment)
 
     def map(
         self,
@@ -131,8 +154,14 @@ class _PsycopgLease:
         **options: Any,
     ) -> list[Receipt]:
         return self._lease.map(
-            compute, items, lambda tx, computed: work(_execute_on(tx), computed), **options
+            compute, items, lambda tx, computed: work(self._execute(tx), computed), **options
         )
+
+    def _given(self, work: Callable[[Execute], object]) -> Callable[[Any], object]:
+        return lambda tx: work(self._execute(tx))
+
+    def _execute(self, tx: Any) -> Execute:
+        return _execute_on(tx)
 
 
 class _PsycopgFence:
@@ -264,10 +293,22 @@ class _AsyncLease:
     def apply(
         self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
     ) -> Receipt:
+        return _portal.call(self._lease.apply(payload, self._given(work), segment=segment))
+
+    def apply_many(
+        self,
+        segments: Sequence[tuple[object, Callable[[Execute], object]]],
+        *,
+        segment: int | None = None,
+    ) -> list[Receipt]:
+        given = [(payload, self._given(work)) for payload, work in segments]
+        return _portal.call(self._lease.apply_many(given, segment=segment))
+
+    def _given(self, work: Callable[[Execute], object]) -> Callable[[Any], Awaitable[None]]:
         async def awaited(tx: Any) -> None:
             await _Bridge(lambda *query: self._driver.execute(tx, *query)).run(work)
 
-        return _portal.call(self._lease.apply(payload, awaited, segment=segment))
+        return awaited
 
     def map(
         self,
@@ -277,8 +318,7 @@ class _AsyncLease:
         **options: Any,
     ) -> list[Receipt]:
         async def awaited(tx: Any, computed: Any) -> None:
-            bridge = _Bridge(lambda *query: self._driver.execute(tx, *query))
-            await bridge.run(lambda execute: work(execute, computed))
+            await self._given(lambda execute: work(execute, computed))(tx)
 
         async def computed(item: Any) -> Any:
             return await asyncio.to_thread(compute, item)
@@ -421,10 +461,8 @@ class _SqlalchemyFence:
 
 
 class _SqlalchemyLease(_PsycopgLease):
-    def apply(
-        self, payload: object, work: Callable[[Execute], object], *, segment: int | None = None
-    ) -> Receipt:
-        return self._lease.apply(payload, lambda tx: work(_execute_in(tx)), segment=segment)
+    def _execute(self, tx: Any) -> Execute:
+        return _execute_in(tx)
 
 
 class Sqlalchemy:

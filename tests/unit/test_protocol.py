@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from pgfence.client.protocol import (
     Work,
 )
 from pgfence.model.lease import Ownership, State
+from pgfence.model.verdict import Verdict
 from tests import rotation_cases as rotation
 
 _T = TypeVar("_T")
@@ -60,6 +61,7 @@ class Script:
         self.woken = True
         self.ownership = Ownership()
         self.doubted = False
+        self.begins: list[Verdict] = []
 
     def clock(self) -> float:
         return self.now
@@ -204,30 +206,95 @@ def accepted() -> list[list[tuple[Any, ...]]]:
     return [[answer("HELD", remaining_ms=9000)], [verdict("ACCEPTED")]]
 
 
-def run_apply(*replies: Any) -> tuple[Script, Callable[[], Any]]:
+def run_apply(
+    *replies: Any, segments: Sequence[protocol.Segment] = (SEGMENT,)
+) -> tuple[Script, Callable[[], list[Verdict]]]:
     script = Script(*replies)
     script.change(lambda o, now: o.confirmed(now, now, 5.0))
-    steps = protocol.apply(SEGMENT, script.change, script.clock, script.is_lost, script.in_doubt)
+    steps = protocol.apply(
+        segments,
+        script.change,
+        script.clock,
+        script.is_lost,
+        script.begins.extend,
+        script.in_doubt,
+    )
     return script, lambda: script.run(steps)
 
 
 def test_r54_the_look_and_the_call_go_out_with_begin() -> None:
     script, go = run_apply(accepted(), Left.OPEN, None)
-    assert go().verdict == "ACCEPTED"
+    assert go()[0].verdict == "ACCEPTED"
     assert script.names() == ["begin+look+fenced_apply", "Work", "Commit"]
     assert script.ownership.deadline == 9.0
+
+
+SEGMENTS = [SEGMENT._replace(number=n, payload_digest=f"{n}") for n in (1, 2, 3)]
+
+
+def answered(*names: str) -> list[list[tuple[Any, ...]]]:
+    return [[answer("HELD", remaining_ms=9000)], *([verdict(name)] for name in names)]
+
+
+def test_r15_several_segments_are_asked_for_at_once_and_committed_together() -> None:
+    script, go = run_apply(
+        answered("REPLAYED", "ACCEPTED", "ACCEPTED"), Left.OPEN, None, segments=SEGMENTS
+    )
+    assert [v.verdict for v in go()] == ["REPLAYED", "ACCEPTED", "ACCEPTED"]
+    assert script.names() == [
+        "begin+look+fenced_apply+fenced_apply+fenced_apply", "Work", "Commit",
+    ]  # fmt: skip
+    assert [v.lets_write for v in script.begins] == [False, True, True]
+
+
+def test_r15_segments_that_stand_all_need_no_work() -> None:
+    script, go = run_apply(answered("REPLAYED", "REPLAYED"), None, segments=SEGMENTS[:2])
+    assert len(go()) == 2
+    assert script.names()[1:] == ["Commit"]
+
+
+@pytest.mark.parametrize("names", [("ACCEPTED", "NOT_HELD"), ("PAYLOAD_CONFLICT", "ACCEPTED")])
+def test_r18_one_refusal_undoes_what_came_with_it_and_its_own_evidence_stands(
+    names: tuple[str, ...],
+) -> None:
+    refusal = next(name for name in names if name != "ACCEPTED")
+    script, go = run_apply(answered(*names), answered(refusal), None, segments=SEGMENTS[:2])
+    (alone,) = go()
+    assert alone.verdict == refusal
+    assert script.names() == [
+        "begin+look+fenced_apply+fenced_apply", "Rollback", "begin+look+fenced_apply", "Commit",
+    ]  # fmt: skip
+    again = script.steps[2]
+    assert isinstance(again, Batch)
+    assert again.calls[1].parameters[1] == names.index(refusal) + 1
+
+
+def test_r18_a_refusal_that_was_none_when_asked_alone_commits_nothing() -> None:
+    script, go = run_apply(
+        answered("ACCEPTED", "STALE_POLICY"), answered("ACCEPTED"), segments=SEGMENTS[:2]
+    )
+    with pytest.raises(errors.PgfenceError, match="was refused, and then was not"):
+        go()
+    assert script.names()[-1] == "Rollback"
+
+
+def test_r44_a_lost_acknowledgement_is_about_all_of_them() -> None:
+    _, go = run_apply(answered("ACCEPTED", "ACCEPTED"), Left.OPEN, LOST, segments=SEGMENTS[:2])
+    with pytest.raises(errors.MutationUnknownError, match="and the 1 behind it") as caught:
+        go()
+    assert (caught.value.segment_seq, caught.value.others) == (1, ("2",))
 
 
 @pytest.mark.parametrize("name", ["REPLAYED", "STALE_OWNER", "NOT_HELD", "PAYLOAD_CONFLICT"])
 def test_r18_anything_but_accepted_is_committed_without_work(name: str) -> None:
     script, go = run_apply([[answer("HELD", remaining_ms=1)], [verdict(name)]], None)
-    assert go().verdict == name
+    assert go()[0].verdict == name
     assert script.names() == ["begin+look+fenced_apply", "Commit"]
 
 
 def test_r18_a_refusal_stands_also_when_its_commit_is_lost() -> None:
     _, go = run_apply([[answer("EXPIRED")], [verdict("NOT_HELD", "EXPIRED")]], LOST)
-    assert go().verdict == "NOT_HELD"
+    assert go()[0].verdict == "NOT_HELD"
 
 
 def test_r54_work_does_not_run_when_the_registry_says_otherwise() -> None:
@@ -362,13 +429,13 @@ def test_work_that_ended_the_transaction_itself_leaves_it_unknown() -> None:
 @pytest.mark.parametrize("sqlstate", ["40001", "40P01"])
 def test_a_conflict_before_work_is_tried_again(sqlstate: str) -> None:
     script, go = run_apply(failed(sqlstate), failed(sqlstate), accepted(), Left.OPEN, None)
-    assert go().verdict == "ACCEPTED"
+    assert go()[0].verdict == "ACCEPTED"
     assert script.names().count("Work") == 1
 
 
 def test_a_connection_lost_before_work_is_replaced() -> None:
     script, go = run_apply(LOST, accepted(), Left.OPEN, None)
-    assert go().verdict == "ACCEPTED"
+    assert go()[0].verdict == "ACCEPTED"
     begin = "begin+look+fenced_apply"
     assert script.names() == [begin, "Rollback", "Reopen", begin, "Work", "Commit"]
 
@@ -391,7 +458,9 @@ def test_a_conflict_in_work_or_at_commit_is_not_retried() -> None:
 
 
 def test_a_generator_that_is_dropped_while_work_runs_closes_quietly() -> None:
-    steps = protocol.apply(SEGMENT, Script().change, lambda: 0.0, lambda: False, lambda: None)
+    steps = protocol.apply(
+        [SEGMENT], Script().change, lambda: 0.0, lambda: False, lambda _: None, lambda: None
+    )
     next(steps)
     assert isinstance(steps.send(accepted()), Work)
     steps.close()
