@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -19,9 +20,11 @@ from typing import Any
 
 import pytest
 
+from pgfence.cli import run as cli
 from tests import guarded
 from tests.cli.conftest import Pgfence
 from tests.cli.documents import ROOT, psql_program
+from tests.cli.test_commands import MANUAL
 from tests.guarded import BATCH, make_table, protect
 from tests.proxy import proxy_to
 from tests.registry import registry
@@ -159,6 +162,7 @@ def test_the_environment_says_what_is_held_and_where_the_work_stands(invoices: D
     show = ["--", "sh", "-c", "env | grep '^PGFENCE_' | sort"]
     ended = run(invoices, "--continues", first.operation_root, *show)
     said = dict(line.split("=", 1) for line in ended.stdout.splitlines())
+    names = set(said)
     row = fence_row(invoices, BATCH)
     assert said.pop("PGFENCE_GRANT").startswith("v4.public.")
     assert said.pop("PGFENCE_OPERATION_ROOT").startswith("sha256:")
@@ -171,6 +175,16 @@ def test_the_environment_says_what_is_held_and_where_the_work_stands(invoices: D
         "PGFENCE_SEGMENTS_DONE": "2",
     }
     assert "PGFENCE_SEGMENTS_DONE=0\n" in run(invoices, *show).stdout
+    documented = re.findall(r"^\| (`PGFENCE_.*?) \|", MANUAL, re.MULTILINE)
+    assert set(re.findall(r"\w+", " ".join(documented))) == names
+
+
+def test_the_manual_has_the_exit_codes() -> None:
+    section = MANUAL.partition("## Running a command")[2].partition("\n## ")[0]
+    codes = " ".join(re.findall(r"^\| ([\d, ]+) \|", section, re.MULTILINE))
+    assert set(map(int, re.findall(r"\d+", codes))) == {
+        cli.UNREACHABLE, cli.NOT_ACQUIRED, cli.LOST, cli.REFUSED, cli.CANNOT_RUN, cli.NOT_FOUND,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -s KILL $$", 137)])
