@@ -272,11 +272,6 @@ def request(r: Request) -> Call:
     )  # fmt: skip
 
 
-def look(lease: str) -> Call:
-    """How a lease stands."""
-    return Call("select * from pgfence_registry.look($1)", (lease,))
-
-
 def _always() -> Standing:
     return Standing.HELD
 
@@ -507,6 +502,12 @@ class Segment(NamedTuple):
     proof: Proof | None = None
 
 
+#: One statement, so that the look costs no round trip with a driver that has no pipeline (R54).
+_LOOK_AND_APPLY = "select * from pgfence_registry.look($4), pgfence.fenced_apply($1, $2, $3)"
+#: Columns of the first of the two.
+_LOOK = len(Answer._fields) - 1
+
+
 def _calls(segments: Sequence[Segment]) -> tuple[Call, ...]:
     called = [(segment.token, segment.number, segment.payload) for segment in segments]
     proof = segments[0].proof
@@ -514,15 +515,19 @@ def _calls(segments: Sequence[Segment]) -> tuple[Call, ...]:
         sql = "select * from pgfence.fenced_apply($1, $2, $3, $4)"
         return tuple(Call(sql, (*parameters, proof.token)) for parameters in called)
     sql = "select * from pgfence.fenced_apply($1, $2, $3)"
-    return look(segments[0].lease), *(Call(sql, parameters) for parameters in called)
+    looking = Call(_LOOK_AND_APPLY, (*called[0], segments[0].lease))
+    return looking, *(Call(sql, parameters) for parameters in called[1:])
 
 
 def _answers(
     segments: Sequence[Segment], replies: Sequence[Sequence[Row]], asked_at: float
 ) -> tuple[Answer | None, list[Verdict]]:
     """The registry's answer, unless it is elsewhere, and the verdicts."""
-    looked = None if segments[0].proof else Answer.from_row(replies[0][0], asked_at)
-    return looked, [_verdict(rows[0]) for rows in replies[-len(segments) :]]
+    (first,), *others = replies
+    looked = None
+    if segments[0].proof is None:
+        looked, first = Answer.from_row(first[:_LOOK], asked_at), first[_LOOK:]
+    return looked, [_verdict(first), *(_verdict(row) for (row,) in others)]
 
 
 def apply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -104,7 +105,7 @@ class Script:
         names = []
         for step in self.steps:
             if isinstance(step, Batch):
-                functions = [call.sql.split("(")[0].split(".")[-1] for call in step.calls]
+                functions = [n for call in step.calls for n in re.findall(r"\.(\w+)\(", call.sql)]
                 names.append("+".join((["begin"] if step.begin else []) + functions))
             else:
                 names.append(type(step).__name__)
@@ -203,7 +204,7 @@ def test_an_error_of_the_registry_is_typed() -> None:
 
 
 def accepted() -> list[list[tuple[Any, ...]]]:
-    return [[answer("HELD", remaining_ms=9000)], [verdict("ACCEPTED")]]
+    return answered("ACCEPTED")
 
 
 def run_apply(
@@ -233,7 +234,9 @@ SEGMENTS = [SEGMENT._replace(number=n, payload_digest=f"{n}") for n in (1, 2, 3)
 
 
 def answered(*names: str) -> list[list[tuple[Any, ...]]]:
-    return [[answer("HELD", remaining_ms=9000)], *([verdict(name)] for name in names)]
+    first, *others = names
+    looked = answer("HELD", remaining_ms=9000)
+    return [[(*looked, *verdict(first))], *([verdict(name)] for name in others)]
 
 
 def test_r15_several_segments_are_asked_for_at_once_and_committed_together() -> None:
@@ -266,7 +269,7 @@ def test_r18_one_refusal_undoes_what_came_with_it_and_its_own_evidence_stands(
     ]  # fmt: skip
     again = script.steps[2]
     assert isinstance(again, Batch)
-    assert again.calls[1].parameters[1] == names.index(refusal) + 1
+    assert again.calls[0].parameters[1] == names.index(refusal) + 1
 
 
 def test_r18_a_refusal_that_was_none_when_asked_alone_commits_nothing() -> None:
@@ -287,18 +290,18 @@ def test_r44_a_lost_acknowledgement_is_about_all_of_them() -> None:
 
 @pytest.mark.parametrize("name", ["REPLAYED", "STALE_OWNER", "NOT_HELD", "PAYLOAD_CONFLICT"])
 def test_r18_anything_but_accepted_is_committed_without_work(name: str) -> None:
-    script, go = run_apply([[answer("HELD", remaining_ms=1)], [verdict(name)]], None)
+    script, go = run_apply(one(*answer("HELD", remaining_ms=1), *verdict(name)), None)
     assert go()[0].verdict == name
     assert script.names() == ["begin+look+fenced_apply", "Commit"]
 
 
 def test_r18_a_refusal_stands_also_when_its_commit_is_lost() -> None:
-    _, go = run_apply([[answer("EXPIRED")], [verdict("NOT_HELD", "EXPIRED")]], LOST)
+    _, go = run_apply(one(*answer("EXPIRED"), *verdict("NOT_HELD", "EXPIRED")), LOST)
     assert go()[0].verdict == "NOT_HELD"
 
 
 def test_r54_work_does_not_run_when_the_registry_says_otherwise() -> None:
-    script, go = run_apply([[answer("EXPIRED")], [verdict("ACCEPTED")]])
+    script, go = run_apply(one(*answer("EXPIRED"), *verdict("ACCEPTED")))
     with pytest.raises(errors.OwnershipUnknownError):
         go()
     assert script.names() == ["begin+look+fenced_apply", "Rollback"]
@@ -611,13 +614,7 @@ def test_r33_a_chain_that_does_not_begin_or_go_on_as_it_must_is_a_split(
 
 
 def test_r54_in_a_caller_s_transaction_a_refusal_is_returned_and_nothing_is_ended() -> None:
-    script = Script([[answer("SUPERSEDED")], [verdict("STALE_OWNER")]])
+    script = Script(one(*answer("SUPERSEDED"), *verdict("STALE_OWNER")))
     assert script.run(protocol.apply_within(SEGMENT, script.clock)).verdict == "STALE_OWNER"
-    assert script.steps == [
-        Batch(
-            (
-                Call("select * from pgfence_registry.look($1)", ("lease-1",)),
-                Call("select * from pgfence.fenced_apply($1, $2, $3)", ("v4.public.x", 1, "{}")),
-            )
-        )
-    ]
+    call = "select * from pgfence_registry.look($4), pgfence.fenced_apply($1, $2, $3)"
+    assert script.steps == [Batch((Call(call, ("v4.public.x", 1, "{}", "lease-1")),))]
