@@ -23,7 +23,7 @@ PAGES = list(range(1, 11))
 
 @pytest.fixture
 def route() -> str:
-    """What a pooler changes is tried with single segments."""
+    """What a pooler or a registry elsewhere changes is tried with single segments."""
     return "direct"
 
 
@@ -51,6 +51,7 @@ def numbers(receipts: list[Receipt]) -> list[int]:
     return [receipt.segment_seq for receipt in receipts]
 
 
+@pytest.mark.parametrize("route", ["direct", "elsewhere"])
 def test_r46_items_are_computed_at_once_and_applied_in_order(
     connect: Connect, served: Database
 ) -> None:

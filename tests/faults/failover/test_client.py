@@ -10,7 +10,7 @@ import pgfence
 from pgfence import errors
 from tests.faults.failover.clusters import DATABASE, Copy, Standby
 from tests.registry import registry
-from tests.support import Database, Keys, TestServer
+from tests.support import PATIENCE, Database, Keys, TestServer
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -114,6 +114,12 @@ def test_r47_a_worker_that_keeps_its_receipts_elsewhere_is_told_what_a_failover_
             ):
                 pytest.fail("went on behind what was acknowledged")
             assert caught.value.lost == tuple(lost)
+            # The control: who was not told of them is not told that they are lost.
+        with (
+            pgfence.connect(database.dsn("worker_a")) as unknowing,
+            unknowing.hold(RESOURCE, operation="settle", timeout=PATIENCE),
+        ):
+            assert unknowing.position(RESOURCE).total_segments == 2
     database.close()
 
 
@@ -134,4 +140,51 @@ def test_r47_a_failover_that_lost_nothing_is_no_loss(
                 lease.apply(2, lambda tx: None)
         with fence.hold(RESOURCE, operation="settle", acknowledged=[kept]) as again:
             assert not again.apply(2, lambda tx: None).replayed
+    database.close()
+
+
+def test_r47_a_map_is_told_and_does_again_what_was_lost_when_that_is_accepted(
+    primary: Copy, standby: Standby, keys: Keys
+) -> None:
+    database = either(primary, standby)
+    pages = list(range(1, 9))
+    computed: list[int] = []
+
+    def compute(page: int) -> int:
+        computed.append(page)
+        return page
+
+    def work(tx: Any, page: int) -> None:
+        tx.execute("insert into ledger values (%s, 0, %s)", [RESOURCE, page])
+
+    def until(last: int) -> Any:
+        def compute_some(page: int) -> int:
+            if page > last:
+                raise ValueError(f"page {page} is not there yet")
+            return compute(page)
+
+        return compute_some
+
+    with registry(database, keys), pgfence.connect(database.dsn("worker_a")) as fence:
+        with fence.hold(RESOURCE, operation="settle", ttl=120) as lease:
+            for last in (4, 6):
+                with pytest.raises(ValueError, match="not there yet"):
+                    lease.map(until(last), pages, work)
+                if last == 4:
+                    standby.catch_up()
+                    standby.cut()
+            primary.stop("immediate")
+            standby.promote()
+            with pytest.raises(errors.AcknowledgedSegmentsLostError) as caught:
+                lease.map(compute, pages, work)
+            assert [receipt.segment_seq for receipt in caught.value.lost] == [5, 6]
+        fence.accept_loss(caught.value)
+        root = caught.value.position.operation_root or ""
+        with fence.hold(RESOURCE, operation="settle", ttl=120, continues_root=root) as again:
+            receipts = again.map(compute, pages, work)
+        assert [receipt.segment_seq for receipt in receipts] == [1, 2, 3, 4]
+        assert fence.position(RESOURCE).total_segments == 8
+    assert sorted(computed) == [1, 2, 3, 4, 5, 5, 6, 6, 7, 8]
+    assert standby.execute("select count(distinct segment) from ledger") == 8
+    assert standby.execute("select count(*) from ledger") == 8
     database.close()
