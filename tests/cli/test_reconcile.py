@@ -11,12 +11,13 @@ import subprocess
 import sys
 import urllib.request
 from dataclasses import fields
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pgfence.reconcile import Answer, Says, Unknown
+from pgfence.reconcile import HANDLERS, Answer, Says, Unknown
 from tests.cli.conftest import Pgfence
 from tests.cli.test_commands import BATCH, MANUAL, apply
 from tests.support import Database, Issued, issue, wait_until
@@ -271,3 +272,13 @@ def test_r45_watching_settles_warns_and_raises_the_alarm(
     finally:
         process.kill()
         process.wait()
+
+
+def test_installed_packages_offer_handlers(
+    pgfence: Pgfence, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = EntryPoint("mails", f"{__name__}:handler", HANDLERS)
+    monkeypatch.setattr("pgfence.reconcile.entry_points", lambda group: [offered])
+    unanswered(database, "mail/1")
+    document = pgfence("reconcile", "--json", on=database).document
+    assert [one["by"] for one in document["settled"]] == [f"{__name__}:handler"]

@@ -139,3 +139,42 @@ def test_r45_another_payload_than_the_one_that_stands_is_a_conflict(
         assert (outcome.outcome, outcome.receipt) == ("PAYLOAD_CONFLICT", receipt)
         with pytest.raises(errors.InvalidArgumentError):
             fence.reconcile(Coordinates(RESOURCE, "not a root", 1))
+
+
+def test_r44_an_error_that_commit_itself_reports_is_known_not_to_stand(
+    connect: Connect, served: Database
+) -> None:
+    """The connection is alive and the server says no: nothing is unknown."""
+    owner = served.connect("billing_owner")
+    owner.execute("create table settled (id int references invoices deferrable initially deferred)")
+    owner.execute("grant insert on settled to worker_a")
+
+    def work(execute: Any) -> None:
+        settle(1)(execute)
+        execute("insert into settled values (4711)")  # there is no such invoice
+
+    fence = connect()
+    with fence.hold(RESOURCE, operation="settle", ttl=60) as lease:
+        with pytest.raises(Exception, match="settled_id_fkey") as caught:
+            lease.apply({"page": 1}, work)
+        assert not isinstance(caught.value, errors.MutationUnknownError)
+        assert states(served)[1] == "open"
+        assert lease.apply({"page": "another"}, settle(1)).segment_seq == 1
+    assert count(served, UNKNOWN) == 0
+
+
+def test_r44_a_session_that_is_ended_before_commit_is_sent_leaves_nothing_unknown(
+    connect: Connect, served: Database
+) -> None:
+    def work(execute: Any) -> None:
+        settle(1)(execute)
+        execute("select pg_terminate_backend(pg_backend_pid())")
+
+    fence = connect()
+    with fence.hold(RESOURCE, operation="settle", ttl=60) as lease:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - each driver has its own
+            lease.apply({"page": 1}, work)
+        assert not isinstance(caught.value, errors.MutationUnknownError)
+        assert states(served)[1] == "open"
+        assert lease.apply({"page": "another"}, settle(1)).segment_seq == 1
+    assert count(served, UNKNOWN) == 0

@@ -160,6 +160,9 @@ def test_r45_a_grant_that_is_refused_proves_nothing_and_it_says_why(
     forged = forge(grant_of(held.token), keys, fence_token=999)
     found = reconcile(worker, held.token, 2, grant=forged)
     assert (found.outcome, found.reason) == ("UNRESOLVED", "GRANT_REFUSED")
+    found = reconcile(worker, held.token, 2, grant=newer.token[:-1])
+    assert (found.outcome, found.reason) == ("UNRESOLVED", "GRANT_REFUSED")
+    assert "MALFORMED" in found.explanation
     assert fence_row(database, RESOURCE).highest_fence == held.fence_token
 
 
@@ -531,6 +534,10 @@ def test_r45_only_the_workload_and_operators_answer_and_only_what_is_asked(
         answer(successor, abandoned.token, "NOT_APPLIED", 2)
     with refused("PF301"):
         answer(worker, abandoned.token, "NOT_APPLIED", 7)
+    never_written = worker.acquire("invoice-batch/2026-07-20")
+    end_lease(worker.database, never_written.lease)
+    with refused("PF301"):
+        answer(worker, never_written.token, "NOT_APPLIED", 7)
     with refused("PF301"):
         answer(worker, abandoned.token, "MAYBE", 2)
     with refused("PF301"):

@@ -82,7 +82,7 @@ begin
     select g.* into v_lease from pgfence_registry.grants as g where g.lease = v_operation.lease;
     if v_lease.lease is null or pgfence_registry._state_of(v_lease, pg_catalog.clock_timestamp()) = 'HELD' then
         v_outcome.reason := 'LEASE_HELD';
-        v_outcome.explanation := pg_catalog.format('%s has no receipt yet, and its lease%s is not over: it may still come',
+        v_outcome.explanation := pg_catalog.format('%s has no receipt yet, and its lease%s is not known to be over: it may still come',
             v_what, ' (to ' || v_lease.lease_ends_at || ')');
         v_outcome.ask := pg_catalog.format(
             'workload %s: it applies the same segment with the same payload again, which is applied once', v_operation.owner);

@@ -72,7 +72,7 @@ begin
         when sqlstate 'PF999' then  -- PF000 would be every error of the class
             null;
     end;
-    if not v_reported and p_segment_seq <> 1 + greatest(
+    if not v_reported and p_segment_seq <> 1 + greatest(0,
            (pgfence._operation_of(p_resource, p_operation_root)).pruned_segments,
            (select max(r.segment_seq) from pgfence.receipts as r
              where r.resource = p_resource and r.fence_token = v_outcome.fence_token)) then

@@ -56,10 +56,11 @@ begin
             when sqlstate 'PF999' then
                 null;
         end;
-        if v_outcome.reason in ('LEASE_HELD', 'LEASE_OVER') and p_grant is not null and v_newer is not false then
+        if v_outcome.reason in ('LEASE_HELD', 'LEASE_OVER') and p_grant is not null
+           and ((v_known.grant_claims).fence_token > v_outcome.fence_token) is not false then
             v_verdict := (pgfence._decide(p_grant collate "C", null, null, null)).answer;
             v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, v_digest);
-            if v_verdict.verdict <> 'ADVANCED' then
+            if v_outcome.outcome = 'UNRESOLVED' then
                 v_outcome.reason := 'GRANT_REFUSED';
                 v_outcome.explanation := pg_catalog.format('%s; the grant that should prove that it cannot is refused: %s (%s)',
                     v_outcome.explanation, v_verdict.verdict, v_verdict.explanation);
