@@ -1,7 +1,7 @@
 """SQLAlchemy 2: a caller's Connection or Session, or segments that an Engine begins.
 
 In a caller's transaction the calls are statements of its Connection: events, logging and tracing
-see them, any PostgreSQL dialect will do, and a Session flushes nothing because of them.
+see them, the dialect is the caller's, and a Session flushes nothing because of them.
 """
 
 import re
