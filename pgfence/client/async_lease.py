@@ -52,7 +52,8 @@ class AsyncLost:
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is lost; False after `timeout` seconds, or when it has been released."""
-        await self._wait_over(moment(timeout))
+        if not self._is_lost():
+            await self._wait_over(moment(timeout))
         return self._is_lost()
 
 
@@ -174,6 +175,7 @@ class AsyncLease(BaseLease[AsyncSession]):
         As `Lease.map`; `workers` tasks compute at a time. When it ends early, they are cancelled.
         """
         check_counts(workers=workers, ahead=ahead or 1, together=together, first=first)
+        await self.wait_held()
         total, earlier = await self._in_turn(self._stand())
         tasks: set[asyncio.Task[_Computed]] = set()
         slots = asyncio.Semaphore(workers)

@@ -47,7 +47,8 @@ class Lost:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is lost; False after `timeout` seconds, or when it has been released."""
-        self._wait_over(moment(timeout))
+        if not self._is_lost():
+            self._wait_over(moment(timeout))
         return self._is_lost()
 
 
@@ -94,6 +95,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         Raises `OwnershipUnknownError` after `timeout` seconds, and `NotHeldError` when the lease is
         over, which its deadline sees to.
         """
+        self._check_usable()
         until = moment(timeout)
         with self._changed:
             while patience := self._doubt(until):
@@ -204,6 +206,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         are running then are waited for: long ones can look at `lease.lost`.
         """
         check_counts(workers=workers, ahead=ahead or 1, together=together, first=first)
+        self.wait_held()
         total, earlier = self._in_turn(self._stand())
         futures: set[Future[_Computed]] = set()
         pool = executor or ThreadPoolExecutor(workers, "pgfence map")

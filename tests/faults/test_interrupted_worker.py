@@ -14,6 +14,7 @@ import pgfence
 from tests.faults.conftest import RESOURCE, worker_process
 from tests.registry import registry
 from tests.support import PATIENCE, Database, Keys, wait_until
+from tests.workers import as_owner
 
 UPDATE = "update invoices set state = 'by A' where id = 1"
 
@@ -107,3 +108,35 @@ def test_r46_an_interrupted_map_stops_in_order_and_releases(invoices: Database, 
             assert lease.position().total_segments == 3
     rows = watch.execute("select id from invoices where state = 'by A' order by id").fetchall()
     assert rows == [(1,), (2,), (3,)]
+
+
+def test_r46_a_killed_map_is_gone_on_with_by_whoever_comes_next(
+    invoices: Database, keys: Keys
+) -> None:
+    computed: list[int] = []
+
+    def compute(invoice: int) -> int:
+        computed.append(invoice)
+        return invoice
+
+    def work(tx: Any, invoice: int) -> None:
+        tx.execute("update invoices set state = 'by B' where id = %s", [invoice])
+
+    watch = invoices.connect()
+    applied = "select count(*) from pgfence.receipts"
+    with (
+        registry(invoices, keys),
+        worker_process(invoices.dsn("worker_a"), RESOURCE, module="tests.faults.mapper") as worker,
+        pgfence.connect(invoices.dsn("worker_b")) as fence,
+    ):
+        worker.hear("computing")
+        wait_until(lambda: watch.execute(applied).fetchone() == (3,), "three are applied")
+        worker.process.kill()
+        as_owner(invoices, "update pgfence_registry.grants set lease_ends_at = clock_timestamp()")
+        before = fence.position(RESOURCE).operation_root or ""
+        with fence.hold(RESOURCE, operation="settle", continues_root=before) as lease:
+            receipts = lease.map(compute, range(1, 11), work)
+    assert sorted(computed) == list(range(4, 11))
+    assert [receipt.segment_seq for receipt in receipts] == list(range(1, 8))
+    rows = watch.execute("select state from invoices order by id").fetchall()
+    assert rows == [("by A",)] * 3 + [("by B",)] * 7
