@@ -1105,7 +1105,7 @@ CHECKS: tuple[Check, ...] = (
         "No session of a role in `pgfence_registry` is connected: new grants are not signed.",
         """
         select current_database()::text as object
-         where not exists (
+         where (select c.registry_is_local from pgfence.configuration as c) and not exists (
              select from pg_stat_activity as s join pg_roles as r on r.oid = s.usesysid
               where s.datname = current_database() and not r.rolsuper
                 and pg_has_role(r.oid, 'pgfence_registry', 'USAGE'))

@@ -4,8 +4,8 @@ The checks stand in `pgfence.audit.checks`, one entry each. Reads only; needs pg
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -88,6 +88,12 @@ class Report:
         """Everything was seen, and nothing of it weakens the fence; notes do not count."""
         return not self.unseen and all(f.severity is Severity.NOTE for f in self.findings)
 
+    def with_findings(self, more: Iterable[Finding]) -> "Report":
+        """The same with more findings."""
+        order = list(Severity)
+        findings = sorted((*self.findings, *more), key=lambda f: order.index(f.severity))
+        return replace(self, findings=tuple(findings))
+
 
 def examine(conn: Connection, checks: Sequence[Check]) -> Report:
     """Make the checks, all on one snapshot, in a transaction that only reads."""
@@ -107,9 +113,7 @@ def examine(conn: Connection, checks: Sequence[Check]) -> Report:
                     findings += _make(conn, check)
             except psycopg.errors.InsufficientPrivilege as error:
                 unseen.append(Unseen(check.code, str(error.diag.message_primary)))
-    order = list(Severity)
-    findings.sort(key=lambda finding: order.index(finding.severity))
-    return Report(len(made), tuple(findings), tuple(unseen))
+    return Report(len(made), (), tuple(unseen)).with_findings(findings)
 
 
 def _make(conn: Connection, check: Check) -> list[Finding]:

@@ -1,6 +1,6 @@
 """pgfence doctor"""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,18 +11,35 @@ if TYPE_CHECKING:
     from pgfence.audit.doctor import Finding
 
 
+_AUDITOR = "a role in pgfence_auditor"
+
+
 @reported
-def doctor(dsn: Dsn = "", as_json: Json = False) -> None:
+def doctor(
+    registry: Annotated[
+        str, typer.Option(help="Connection string of the registry's database, to compare with.")
+    ] = "",
+    dsn: Dsn = "",
+    as_json: Json = False,
+) -> None:
     """Look for whatever weakens the fence, and say what mends it. Changes nothing.
 
-    As a role in pgfence_auditor. Exit code 1 says that something weakens it, or that this role may
-    not look at everything; notes alone leave it 0. docs/doctor.md lists what is looked for.
+    As a role in pgfence_auditor. With --registry it also looks whether grants and proofs of that
+    registry count here, and how far the clocks are apart (docs/registry.md). Exit code 1 says that
+    something weakens it, or that this role may not look at everything; notes alone leave it 0.
+    docs/doctor.md lists what is looked for.
     """
-    from pgfence.audit import checks  # needs Alembic, which takes a while to load
+    from pgfence.audit import (
+        checks,  # needs Alembic, which takes a while to load
+        elsewhere,
+    )
     from pgfence.audit import doctor as audit
 
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, _AUDITOR) as conn:
         report = audit.examine(conn, checks.CHECKS)
+        if registry:
+            with database(registry, _AUDITOR) as there:
+                report = report.with_findings(elsewhere.compare(conn, there))
     if as_json:
         print_json(report)
     else:

@@ -61,6 +61,12 @@ def set_(
     largest_ttl: Annotated[
         float | None, typer.Option(help="Longest lease, in seconds.", show_default=False)
     ] = None,
+    generation: Annotated[
+        int | None,
+        typer.Option(
+            show_default=False, help="Number of the generation, the same where the registry is."
+        ),
+    ] = None,
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:
@@ -83,8 +89,8 @@ def set_(
             ),
         }
         row = conn.execute(
-            "select pgfence.set_policy(%s, %s::text[], %s::bigint, %s::bigint)",
-            (prefix, *policy.values()),
+            "select pgfence.set_policy(%s, %s::text[], %s::bigint, %s::bigint, %s::bigint)",
+            (prefix, *policy.values(), generation),
         ).fetchone()
         assert row is not None  # noqa: S101 - the function answers one row
     if as_json:

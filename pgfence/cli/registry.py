@@ -1,4 +1,4 @@
-"""pgfence registry serve, switch, resume"""
+"""pgfence registry serve, switch, resume, elsewhere, here, place"""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,7 @@ from pgfence.cli.output import (
     reported,
     serve_metrics,
 )
+from pgfence.cli.placement import elsewhere, here, place
 from pgfence.cli.resume import Reason, resume
 from pgfence.coordinators import capabilities
 from pgfence.registry import serve as process
@@ -59,6 +60,9 @@ def serve(
 
 
 app.command()(resume)
+app.command()(elsewhere)
+app.command()(here)
+app.command()(place)
 
 
 @app.command()

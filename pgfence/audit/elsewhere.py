@@ -1,0 +1,131 @@
+"""Compare a database with its registry, where that is in another one (R13): what `doctor` adds.
+
+Reads only; needs pgfence_auditor in both.
+"""
+
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from pgfence.audit.doctor import Finding, Severity
+from pgfence.client.database import monotonic
+from pgfence.client.protocol import Arrangement, arrangement, read_clock
+from pgfence.drivers.psycopg import run_on
+from pgfence.errors import InvalidArgumentError
+from pgfence.model.clocks import Difference
+
+Connection = psycopg.Connection[Any]
+
+_PREFIXES = "select prefix, generation from pgfence.policies order by prefix"
+_GENERATION = """
+    select p.generation from pgfence.policies as p
+     where p.prefix <= $1 and pg_catalog.starts_with($1, p.prefix) order by p.prefix desc limit 1
+"""
+_PLACED = "select exists (select from pgfence_registry.placements where audience = $1)"
+#: The keys with which a registry process may sign, by the bundle in force.
+_KEYS = """
+    select k.purpose, k.kid from pgfence.trust_keys as k
+     where k.purpose <> 'root' and k.expires_at > pg_catalog.clock_timestamp()
+       and k.bundle_version = (select max(b.version) from pgfence.trust_bundles as b)
+     order by k.purpose, k.kid
+"""
+
+
+def compare(database: Connection, registry: Connection) -> list[Finding]:
+    """What keeps grants and proofs of the registry from counting in the database.
+
+    Raises `InvalidArgumentError` if the database's registry is not elsewhere.
+    """
+    arranged = run_on(database, arrangement())
+    if arranged.registry_is_local:
+        raise InvalidArgumentError(
+            "the registry of this database is in it: there is nothing to compare"
+        )
+    return [
+        *_clocks(database, registry, arranged),
+        *_placement(registry, arranged),
+        *_keys(database, registry),
+        *_policies(database, registry),
+    ]
+
+
+def measure(database: Connection, registry: Connection) -> Difference:
+    """By how much the registry's clock is ahead; the closest of some readings."""
+    readings = [
+        Difference.of(
+            run_on(registry, read_clock(monotonic)), run_on(database, read_clock(monotonic))
+        )
+        for _ in range(5)
+    ]
+    return min(readings, key=lambda difference: difference.most - difference.least)
+
+
+def _clocks(database: Connection, registry: Connection, arranged: Arrangement) -> list[Finding]:
+    difference = measure(database, registry)
+    if not difference.exceeds(arranged.clock_tolerance_ms / 1000):
+        return []
+    return [
+        _finding(
+            "CLOCKS_APART",
+            arranged.audience or "",
+            f"the registry's clock is ahead by {difference}, {arranged.clock_tolerance_ms} ms are "
+            "tolerated: proofs are refused, or count for longer than the lease",
+            "Set the clocks by NTP on both servers, or let the database tolerate more: "
+            "pgfence registry elsewhere --tolerance-ms MS",
+        )
+    ]
+
+
+def _placement(registry: Connection, arranged: Arrangement) -> list[Finding]:
+    ((placed,),) = _rows(registry, _PLACED, arranged.audience)
+    if placed:
+        return []
+    return [
+        _finding(
+            "NOT_PLACED",
+            arranged.audience or "",
+            f"the registry places no resources in {arranged.audience}: its grants are for others",
+            f"There: pgfence registry place PREFIX {arranged.audience}",
+        )
+    ]
+
+
+def _keys(database: Connection, registry: Connection) -> list[Finding]:
+    trusted = set(_rows(database, _KEYS))
+    return [
+        _finding(
+            "KEY_NOT_TRUSTED",
+            kid,
+            f"the registry may sign with {purpose} key {kid}, which this database does not trust",
+            f"pgfence trust propose --add {purpose}:KEY, sign and install here",
+        )
+        for purpose, kid in _rows(registry, _KEYS)
+        if (purpose, kid) not in trusted
+    ]
+
+
+def _policies(database: Connection, registry: Connection) -> list[Finding]:
+    found = []
+    for prefix, generation in _rows(database, _PREFIXES):
+        ((there,),) = _rows(registry, _GENERATION, prefix)
+        if there != generation:
+            found.append(
+                _finding(
+                    "POLICY_DIFFERS",
+                    prefix or "everything",
+                    f"the policy has generation {generation} here and {there} at the registry: "
+                    "its grants are refused",
+                    "pgfence policy set with the same --generation, above both, in both",
+                )
+            )
+    return found
+
+
+def _rows(conn: Connection, query: str, *parameters: object) -> list[Any]:
+    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
+        return cursor.execute(query.encode(), parameters).fetchall()
+
+
+def _finding(code: str, what: str, reason: str, step: str) -> Finding:
+    return Finding(code, Severity.WARNING, what, reason, (), None, step)

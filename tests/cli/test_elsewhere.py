@@ -1,0 +1,91 @@
+"""The command line where the registry is in another database (R13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pgfence.client.protocol import read_clock
+from tests.cli.conftest import Pgfence
+from tests.elsewhere import Owner, use_registry_elsewhere
+from tests.support import Database, Keys
+from tests.workers import Worker
+
+BATCH = "invoice-batch/2026-07-19"
+
+
+def codes(said: Any) -> list[str]:
+    """What doctor says that only the comparison can know."""
+    known = ("CLOCKS_APART", "NOT_PLACED", "KEY_NOT_TRUSTED", "POLICY_DIFFERS")
+    return [f["code"] for f in said.document["findings"] if f["code"] in known]
+
+
+def test_r13_the_commands_of_the_manual_arrange_it_and_back(
+    pgfence: Pgfence, database: Database, registry_database: Database, keys: Keys
+) -> None:
+    before = Worker.login(database, keys, "worker_a")
+    before.release(before.acquire(BATCH).lease)
+    said = pgfence("registry", "elsewhere", "--tolerance-ms", 0, "--json", on=database)
+    assert said.document == {"audience": "billing", "tolerance_ms": 0, "above": 1}
+    said = pgfence("registry", "elsewhere", "--tolerance-ms", 200, on=database)
+    assert "pgfence registry place PREFIX billing --above 1" in said.out.splitlines()[-1]
+    place = ["registry", "place", "invoice-batch/", "billing", "--above", 1]
+    assert pgfence(*place, "--json", on=registry_database).document == {
+        "prefix": "invoice-batch/",
+        "audience": "billing",
+        "above": 1,
+    }
+    assert pgfence(*place, on=registry_database).out == "invoice-batch/ is guarded by billing\n"
+    owner = Owner.login(database, registry_database, keys, "worker_a")
+    held = owner.acquire(BATCH)
+    assert held.fence_token == 2
+    said = pgfence("registry", "here", "--above", 2, "--json", on=database)
+    assert said.document == {"above": 2}
+    assert before.acquire(BATCH).fence_token == 3
+
+
+def test_r8_policy_set_takes_the_generation_of_the_other_database(
+    pgfence: Pgfence, database: Database
+) -> None:
+    policy = ["policy", "set", "invoice-batch/", "--any-operation", "--generation"]
+    assert pgfence(*policy, 7, "--json", on=database).document["generation"] == 7
+    assert pgfence(*policy, 7, on=database).exit_code == 4
+
+
+def test_r13_doctor_says_what_keeps_a_registry_elsewhere_from_counting(
+    pgfence: Pgfence, database: Database, registry_database: Database
+) -> None:
+    doctor = ["doctor", "--registry", registry_database.dsn("auditor"), "--json"]
+    here = pgfence(*doctor, on=database, role="auditor")
+    assert (here.exit_code, "nothing to compare" in here.err) == (4, True)
+    use_registry_elsewhere(database, registry_database)
+    assert codes(pgfence(*doctor, on=database, role="auditor")) == []
+    pgfence("policy", "set", "", "--any-operation", on=database)
+    pgfence("registry", "place", "", "archive", on=registry_database)
+    said = pgfence(*doctor, on=database, role="auditor")
+    assert codes(said) == ["NOT_PLACED", "POLICY_DIFFERS"]
+    assert said.exit_code == 1
+
+
+@pytest.mark.parametrize(("ahead", "found"), [(0.4, []), (0.6, ["CLOCKS_APART"])])
+def test_r13_doctor_measures_how_far_the_clocks_are_apart(
+    pgfence: Pgfence,
+    database: Database,
+    registry_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: float,
+    found: list[str],
+) -> None:
+    use_registry_elsewhere(database, registry_database, tolerance_ms=500)
+
+    def read(clock: Any) -> Any:
+        """Every other reading is the registry's."""
+        reads.append(1)
+        answer = yield from read_clock(clock)
+        return answer._replace(server=answer.server + ahead) if len(reads) % 2 else answer
+
+    reads: list[int] = []
+    monkeypatch.setattr("pgfence.audit.elsewhere.read_clock", read)
+    doctor = ["doctor", "--registry", registry_database.dsn("auditor"), "--json"]
+    assert codes(pgfence(*doctor, on=database, role="auditor")) == found
