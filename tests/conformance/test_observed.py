@@ -11,6 +11,8 @@ from tests.conformance.test_apply import never, settle
 from tests.proxy import proxy_to
 from tests.support import Database
 
+pytestmark = pytest.mark.parametrize("route", ["direct"], indirect=True)
+
 
 def test_verdicts_waits_holds_and_unknown_outcomes_are_counted(
     connect: Connect, served: Database, monkeypatch: pytest.MonkeyPatch

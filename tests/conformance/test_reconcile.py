@@ -17,6 +17,8 @@ from tests.proxy import Proxy, proxy_to
 from tests.support import Database, wait_until
 from tests.workers import end_lease, in_background
 
+#: Through a pooler: test_lost_acknowledgements.py.
+pytestmark = pytest.mark.parametrize("route", ["direct"], indirect=True)
 UNKNOWN = "select count(*) from pgfence.unknown_mutations"
 Lose = Callable[[Proxy], None]
 
