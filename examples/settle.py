@@ -40,7 +40,11 @@ def main() -> None:
     options = parser.parse_args()
     dsn = os.environ["PGFENCE_DSN"]
     batch = ("unfenced-batch/" if options.unfenced else "invoice-batch/") + options.batch_date
-    with pgfence.connect(dsn) as fence, psycopg.connect(dsn, autocommit=True) as conn:
+    coordinator = os.environ.get("PGFENCE_COORDINATOR", "postgres")
+    with (
+        pgfence.connect(dsn, coordinator=coordinator) as fence,
+        psycopg.connect(dsn, autocommit=True) as conn,
+    ):
         earlier = fence.position(batch).operation_root or ""
         with fence.hold(
             batch, operation="settle", ttl=LEASE_SECONDS, continues_root=earlier

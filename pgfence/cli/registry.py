@@ -37,6 +37,7 @@ def serve(
     coordinator: Annotated[
         list[str] | None,
         typer.Option(
+            envvar="PGFENCE_COORDINATOR",
             show_default=False,
             help="URL of a lock service at which to look who holds, such as "
             "etcd://host:2379. May be given several times.",

@@ -16,6 +16,9 @@ _MODULES = {
     "postgres": ("postgres", None),
     "etcd": ("etcd", "httpx"),
     "etcds": ("etcd", "httpx"),
+    "zookeeper": ("zookeeper", "kazoo"),
+    "redis": ("redis", "redis"),
+    "rediss": ("redis", "redis"),
 }
 
 

@@ -18,7 +18,12 @@ import httpx
 from pgfence.client.database import monotonic
 from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience, Standing
 from pgfence.coordinators.session import Session
-from pgfence.errors import AcquireTimeoutError, ClaimLostError, LockServiceError
+from pgfence.errors import (
+    AcquireTimeoutError,
+    ClaimLostError,
+    InvalidArgumentError,
+    LockServiceError,
+)
 
 CAPABILITIES = Capabilities("etcd", rising_tokens=True, linearizable=True)
 
@@ -27,7 +32,7 @@ _log = logging.getLogger("pgfence.coordinators")
 #: Seconds that a member gets to answer a worker.
 _ANSWER = 2.0
 #: Seconds until a waiter looks again, also where nothing has told it to.
-_LOOK = 5.0
+_LOOK = 2.0
 #: Seconds between two attempts of a waiter that etcd does not answer.
 _PAUSE = 0.1
 #: gRPC's code for a lease that does not exist.
@@ -64,7 +69,7 @@ class Gateway:
         scheme = "https" if parts.scheme == "etcds" else "http"
         self._members = [f"{scheme}://{member}" for member in parts.netloc.split(",") if member]
         if not self._members or parts.path.strip("/"):
-            raise LockServiceError(f"{url!r} names no etcd: etcd://HOST:2379,HOST:2379")
+            raise InvalidArgumentError(f"{url!r} names no etcd: etcd://HOST:2379,HOST:2379")
         self._client = httpx.Client(verify=_tls(parts.query) if scheme == "https" else False)
         self.members = len(self._members)
         self._preferred = 0

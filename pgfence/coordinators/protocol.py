@@ -68,24 +68,27 @@ class Patience:
     def __init__(self, until: float, clock: Callable[[], float]) -> None:
         self._until = until
         self._clock = clock
-        self._given_up = threading.Event()
+        self._woken = threading.Event()
+        #: Whether nobody waits any more.
+        self.given_up = False
 
     def give_up(self) -> None:
         """Wait no longer."""
-        self._given_up.set()
+        self.given_up = True
+        self._woken.set()
 
-    @property
-    def given_up(self) -> bool:
-        """Whether nobody waits any more."""
-        return self._given_up.is_set()
+    def wake(self) -> None:
+        """End a `sleep`, or the next one."""
+        self._woken.set()
 
     def left(self) -> float:
         """Seconds that are left; 0 when it is over."""
-        return 0.0 if self._given_up.is_set() else max(0.0, self._until - self._clock())
+        return 0.0 if self.given_up else max(0.0, self._until - self._clock())
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long, or as long as there is patience."""
-        self._given_up.wait(min(seconds, self.left()))
+        """Wait so long, or as long as there is patience, or until woken."""
+        self._woken.wait(min(seconds, self.left()))
+        self._woken.clear()
 
 
 class Claimant(Protocol):

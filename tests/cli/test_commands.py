@@ -575,8 +575,20 @@ def test_registry_switch_says_who_chooses_from_now_on_and_where_fences_are(
     unknown = pgfence(*switch, "carrier-pigeon", on=database)
     assert (unknown.exit_code, unknown.err.splitlines()[0]) == (
         4,
-        "pgfence: there is no coordinator 'carrier-pigeon': postgres, etcd",
+        "pgfence: there is no coordinator 'carrier-pigeon': postgres, etcd, zookeeper, redis",
     )
+
+
+@pytest.mark.rule("R40")
+def test_registry_switch_takes_redis_only_where_the_registry_mints(
+    pgfence: Pgfence, database: Database
+) -> None:
+    refused = pgfence("registry", "switch", "--to", "redis", on=database)
+    assert refused.exit_code == 4
+    assert "redis gives no token that rises" in refused.err
+    assert "--registry-mints" in refused.err
+    taken = pgfence("registry", "switch", "--to", "redis", "--registry-mints", on=database)
+    assert (taken.exit_code, taken.err) == (0, "")
 
 
 @pytest.mark.rule("R39")

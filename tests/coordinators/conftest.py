@@ -12,7 +12,7 @@ import pytest
 import pgfence
 from pgfence import coordinators
 from pgfence.coordinators.protocol import directory
-from tests.coordinators.servers import Etcd, Servers
+from tests.coordinators.servers import Etcd, Redis, Servers, ZooKeeper
 from tests.registry import registry
 from tests.support import AUDIENCE, Database, Keys
 from tests.workers import Worker
@@ -21,6 +21,9 @@ from tests.workers import Worker
 KINDS: dict[str, Callable[[], Servers]] = {
     "etcd": Etcd,
     "etcd-3": lambda: Etcd(3),
+    "zookeeper": ZooKeeper,
+    "zookeeper-3": lambda: ZooKeeper(3),
+    "redis": Redis,
 }
 _numbers = itertools.count(1)
 

@@ -8,11 +8,15 @@ import subprocess
 import tempfile
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import redis
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 from tests.support import fast_folder, unavailable, wait_until
 
@@ -62,6 +66,8 @@ class Servers(ABC):
     def keys(self, directory: str) -> list[str]:
         """The values of the keys in a directory, the holder's first."""
 
+    #: Whether who waits has a key, and so a session that may end.
+    waiters_have_keys = True
     #: In a request that puts a key, and in no other.
     putting: bytes
 
@@ -239,3 +245,172 @@ class Etcd(Servers):
             check=True,
             capture_output=True,
         )
+
+
+class Redis(Servers):
+    """Redis, without persistence unless it is asked to save."""
+
+    name = "redis"
+    waiters_have_keys = False
+    putting = b"NX"
+
+    def __init__(self) -> None:
+        self._program = program("redis-server", "redis-server")
+        super().__init__(1)
+        (self._port,) = free_ports(1)
+        self.client = redis.Redis(port=self._port, decode_responses=True)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return [("127.0.0.1", self._port)]
+
+    def command(self, number: int) -> list[str]:
+        options = {
+            "port": str(self._port),
+            "bind": "127.0.0.1",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "no",
+        }
+        return [self._program, *(part for name in options for part in (f"--{name}", options[name]))]
+
+    def __exit__(self, *arguments: object) -> None:
+        self.client.close()
+        super().__exit__(*arguments)
+
+    def is_ready(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.RedisError:
+            return False
+
+    def leader(self) -> int:
+        return 0
+
+    def keys(self, directory: str) -> list[str]:
+        value = self.client.get(directory)
+        return [] if value is None else [str(value).rpartition(" ")[0]]
+
+    def end_session_of(self, key: str) -> None:
+        (name,) = [name for name in self.client.scan_iter() if self.keys(str(name)) == [key]]
+        self.client.delete(name)
+
+
+class ZooKeeper(Servers):
+    """ZooKeeper; its ticks are short, so sessions may be."""
+
+    name = "zookeeper"
+    # The path of a new node, and nothing else, ends in a hyphen.
+    putting = b"-\0\0\0"
+
+    def __init__(self, count: int = 1) -> None:
+        self._java = program("java", "default-jre-headless")
+        jars = [Path("/usr/share/java", name) for name in _ZOOKEEPER_JARS]
+        if not all(jar.exists() for jar in jars):
+            unavailable("no ZooKeeper: apt-get install zookeeper")
+        super().__init__(count)
+        ports = free_ports(3 * count)
+        self._clients, peers = ports[:count], ports[count:]
+        log4j = "log4j.rootLogger=WARN, A\nlog4j.appender.A=org.apache.log4j.ConsoleAppender\n"
+        log4j += "log4j.appender.A.layout=org.apache.log4j.SimpleLayout\n"
+        (self.folder / "log4j.properties").write_text(log4j)
+        self._class_path = ":".join(map(str, [self.folder, *jars]))
+        for number in range(count):
+            data = self.folder / f"data-{number}"
+            data.mkdir()
+            (data / "myid").write_text(f"{number + 1}")
+            settings = [
+                "tickTime=500",
+                "initLimit=20",
+                "syncLimit=10",
+                "maxSessionTimeout=60000",
+                f"dataDir={data}",
+                f"clientPort={self._clients[number]}",
+                "clientPortAddress=127.0.0.1",
+                "4lw.commands.whitelist=*",
+                "admin.enableServer=false",
+                "forceSync=no",
+            ]
+            if count > 1:
+                settings += [
+                    f"server.{n + 1}=127.0.0.1:{peers[2 * n]}:{peers[2 * n + 1]}"
+                    for n in range(count)
+                ]
+            (self.folder / f"{number}.cfg").write_text("\n".join(settings) + "\n")
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return [("127.0.0.1", port) for port in self._clients]
+
+    def command(self, number: int) -> list[str]:
+        return [
+            self._java, "-Xmx128m", "-XX:+UseSerialGC", "-cp", self._class_path,
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            str(self.folder / f"{number}.cfg"),
+        ]  # fmt: skip
+
+    def _mode(self, number: int) -> str:
+        """What a server says that it is: standalone, leader or follower; else nothing."""
+        try:
+            with socket.create_connection(("127.0.0.1", self._clients[number]), 2) as conn:
+                conn.sendall(b"srvr")
+                said = b"".join(iter(lambda: conn.recv(4096), b"")).decode()
+        except OSError:
+            return ""
+        _, _, mode = said.partition("Mode: ")
+        return mode.partition("\n")[0]
+
+    def is_ready(self) -> bool:
+        return all(self._mode(number) for number in self.running())
+
+    def leader(self) -> int:
+        for number in self.running():
+            if self._mode(number) in ("leader", "standalone"):
+                return number
+        return -1
+
+    def keys(self, directory: str) -> list[str]:
+        with self._client() as client:
+            return [value for _, value, _ in self._nodes(client, directory)]
+
+    def end_session_of(self, key: str) -> None:
+        with self._client() as client:
+            for audience in client.get_children("/pgfence"):
+                for resource in client.get_children(f"/pgfence/{audience}"):
+                    place = f"/pgfence/{audience}/{resource}"
+                    for _, value, path in self._nodes(client, place):
+                        if value == key:
+                            client.delete(path)
+
+    def wipe(self) -> None:
+        """Kill all of them, and start them with nothing."""
+        for number in range(self.count):
+            self.kill(number)
+            for version in (self.folder / f"data-{number}").glob("version-*"):
+                shutil.rmtree(version)
+        self.restart()
+
+    @contextmanager
+    def _client(self) -> Iterator[KazooClient]:
+        hosts = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        client = KazooClient(hosts=hosts)
+        client.start()
+        try:
+            yield client
+        finally:
+            client.stop()
+            client.close()
+
+    def _nodes(self, client: KazooClient, directory: str) -> list[tuple[int, str, str]]:
+        found = []
+        client.sync("/")
+        with suppress(NoNodeError):
+            for name in client.get_children(directory):
+                with suppress(NoNodeError):
+                    path = f"{directory}/{name}"
+                    value, stat = client.get(path)
+                    found.append((stat.czxid, value.decode(), path))
+        return sorted(found)
+
+
+_ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-log4j12.jar", "log4j-1.2.jar")

@@ -179,6 +179,8 @@ def test_r36_waiter_whose_session_ended_while_it_waited_gets_nothing(
     workers: Workers, servers: Servers, place: str
 ) -> None:
     """etcd-io/etcd#11456: it was told that it held the lock."""
+    if not servers.waiters_have_keys:
+        pytest.skip(f"who waits at {servers.name} has no session that could end")
     holder = workers.claim(place, "holder root")
     waiting = workers.begin(place, "waiter root")
     wait_until(lambda: len(servers.keys(place)) == 2, "the waiter stands in line")

@@ -1,0 +1,297 @@
+"""ZooKeeper 3.5 or later, by kazoo.
+
+Each request has an ephemeral node in a session of its own. The node with the lowest `czxid` holds,
+and that is its token: the ensemble counts transactions up, and a new leader begins above them all.
+The suffix of a sequential node is neither: it overflows, and begins anew with its parent.
+"""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    KazooException,
+    NoNodeError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+
+from pgfence.client.database import monotonic
+from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience
+from pgfence.coordinators.session import Session
+from pgfence.errors import (
+    AcquireTimeoutError,
+    ClaimLostError,
+    InvalidArgumentError,
+    LockServiceError,
+)
+
+CAPABILITIES = Capabilities("zookeeper", rising_tokens=True, linearizable=True)
+
+_log = logging.getLogger("pgfence.coordinators")
+
+#: Seconds that connecting takes at most, and one answer.
+_CONNECT, _ANSWER = 5.0, 2.0
+#: Seconds until a waiter looks again, also where nothing has told it to.
+_LOOK = 5.0
+#: Seconds between two attempts of a waiter that ZooKeeper does not answer.
+_PAUSE = 0.1
+
+
+class _Node(NamedTuple):
+    """A node in the directory of a resource."""
+
+    created: int
+    name: str
+
+
+def inspector(url: str) -> "ZooKeeperInspector":
+    """The registry's side."""
+    return ZooKeeperInspector(url)
+
+
+def claimant(url: str) -> "ZooKeeperClaimant":
+    """The worker's side."""
+    _hosts(url)
+    return ZooKeeperClaimant(url)
+
+
+class Connection:
+    """A connection to the ensemble, with a session of its own.
+
+    url: `zookeeper://HOST:PORT,HOST:PORT`. ttl: seconds that the session shall last in silence.
+    """
+
+    def __init__(self, url: str, ttl: float) -> None:
+        #: What the ensemble made of `ttl`: it has limits of its own.
+        self.ttl = ttl
+        self._client = KazooClient(
+            hosts=_hosts(url),
+            timeout=ttl,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
+            logger=logging.getLogger("pgfence.coordinators.kazoo"),
+        )
+        self._hear_of_ttl()
+        self.listen = self._client.add_listener
+
+    def _hear_of_ttl(self) -> None:
+        # kazoo keeps the length of the session to itself: two thirds of it is how long it reads.
+        handler = self._client._connection
+        connect = handler._connect
+
+        def negotiate(*arguments: Any) -> tuple[float, float]:
+            read_timeout, connect_timeout = connect(*arguments)
+            self.ttl = read_timeout * 1.5 / 1000
+            return read_timeout, connect_timeout
+
+        handler._connect = negotiate
+
+    def open(self) -> None:
+        """Raises `LockServiceError` when the ensemble does not answer."""
+        if not self._client.start_async().wait(_CONNECT):
+            self.close()
+            raise LockServiceError(f"zookeeper does not answer within {_CONNECT:.0f} s")
+
+    def close(self) -> None:
+        """End the session; without waiting for an ensemble that does not answer."""
+
+        def close() -> None:
+            with suppress(Exception):
+                self._client.stop()
+            with suppress(Exception):
+                self._client.close()
+
+        if self._client.connected:
+            close()
+        else:
+            threading.Thread(target=close, name="pgfence zookeeper", daemon=True).start()
+
+    def ask(self, question: str, *arguments: Any, within: float = _ANSWER, **more: Any) -> Any:
+        """One question of kazoo's, by its name. Raises `LockServiceError`, and what kazoo raises
+        of nodes and of a session that is over.
+        """
+        try:
+            asked = getattr(self._client, f"{question}_async")(*arguments, **more)
+            return asked.get(timeout=within)
+        except (NoNodeError, SessionExpiredError):
+            raise
+        except (KazooException, KazooTimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise LockServiceError(f"zookeeper does not answer: {reason}") from error
+
+    def nodes(self, directory: str) -> list[_Node]:
+        """The nodes of a directory, the holder's first."""
+        try:
+            # A follower may be behind: it answers when it has all that the leader had.
+            self.ask("sync", directory)
+            names = self.ask("get_children", directory)
+        except NoNodeError:
+            return []
+        asked = [(name, self._client.exists_async(f"{directory}/{name}")) for name in names]
+        found = []
+        for name, stat in asked:
+            try:
+                known = stat.get(timeout=_ANSWER)
+            except (KazooException, KazooTimeoutError) as error:
+                reason = str(error) or type(error).__name__
+                raise LockServiceError(f"zookeeper does not answer: {reason}") from error
+            if known is not None:
+                found.append(_Node(known.czxid, name))
+        return sorted(found)
+
+
+class ZooKeeperInspector:
+    """The registry's side."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: Connection | None = None
+        _hosts(url)
+
+    def holder(self, directory: str) -> Holder | None:
+        """The node that was created first."""
+        connection = self._open()
+        try:
+            for node in connection.nodes(directory):
+                with suppress(NoNodeError):
+                    value, _ = connection.ask("get", f"{directory}/{node.name}")
+                    return Holder(value.decode(errors="replace"), node.created)
+        except SessionExpiredError as error:
+            raise LockServiceError("the session at zookeeper ended: it is opened anew") from error
+        return None
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            connection = Connection(self._url, 10.0)
+            connection.open()
+            self._connection = connection
+        return self._connection
+
+    def close(self) -> None:
+        """Close its connections."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+class ZooKeeperClaimant:
+    """The worker's side."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def claim(self, directory: str, value: str, ttl: float, patience: Patience) -> Claim:
+        """A session, a node in it, and the wait for the node before it."""
+        claim = ZooKeeperClaim(Connection(self._url, ttl))
+        try:
+            claim.wait(directory, value, patience)
+        except BaseException:
+            claim.release()
+            raise
+        return claim
+
+
+class ZooKeeperClaim(Session):
+    """A session and the node in it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.token = 0
+        self._zookeeper = connection
+        self._path: str | None = None
+        asked_at = monotonic()
+        connection.open()
+        super().__init__(connection.ttl)
+        connection.listen(self._hear)
+        self.begin(asked_at)
+
+    def _hear(self, state: str) -> bool:
+        """What kazoo says of the connection; True when nothing more is to be heard."""
+        if state == KazooState.SUSPENDED:
+            self.doubt()
+        elif state == KazooState.LOST:
+            self.end()
+        return bool(state == KazooState.LOST)
+
+    def wait(self, directory: str, value: str, patience: Patience) -> None:
+        """Make the node, and return when it is the first one."""
+        prefix = f"{uuid.uuid4().hex}-"
+        while True:
+            self.check(directory)
+            problem = "another session holds it"
+            try:
+                self._path = self._path or self._make(directory, prefix, value)
+                if self._is_first(directory, patience.wake):
+                    return
+                patience.sleep(min(_LOOK, self.ttl / 3))
+            except LockServiceError as error:
+                problem = str(error)
+                patience.sleep(_PAUSE)
+            except SessionExpiredError:
+                self.end()
+            if not patience.left():
+                raise AcquireTimeoutError(f"{directory} did not become ours in time: {problem}")
+
+    def _make(self, directory: str, prefix: str, value: str) -> str:
+        """The path of our node; one whose answer was lost is found by its prefix."""
+        for node in self._zookeeper.nodes(directory):
+            if node.name.startswith(prefix):
+                return f"{directory}/{node.name}"
+        self._zookeeper.ask("ensure_path", directory)
+        path = self._zookeeper.ask(
+            "create", f"{directory}/{prefix}", value.encode(), ephemeral=True, sequence=True
+        )
+        return str(path)
+
+    def _is_first(self, directory: str, wake: Callable[[], object]) -> bool:
+        """Whether ours is the first node; else `wake` is called when the one before it goes.
+
+        The same look shows that ours is still there.
+        """
+        before = None
+        for node in self._zookeeper.nodes(directory):
+            path = f"{directory}/{node.name}"
+            if path != self._path:
+                before = path
+            elif before is None:
+                self.token = node.created
+                return True
+            else:
+                if self._zookeeper.ask("exists", before, watch=lambda _: wake()) is None:
+                    wake()
+                return False
+        self.end()
+        raise ClaimLostError(f"the session at zookeeper ended while it waited for {directory}")
+
+    def release(self) -> None:
+        """End the session, and the node with it."""
+        self.stop()
+        self.end()
+        self._zookeeper.close()
+
+    def _prolong(self) -> float | None:
+        # sync goes through the leader, who is the one that ends sessions.
+        within = min(_ANSWER, self.ttl / 4)
+        try:
+            self._zookeeper.ask("sync", "/", within=within)
+            path = self._path
+            if path and self._zookeeper.ask("exists", path, within=within) is None:
+                return None
+        except (NoNodeError, SessionExpiredError):
+            return None
+        return self._zookeeper.ttl
+
+
+def _hosts(url: str) -> str:
+    parts = urlsplit(url)
+    if not parts.netloc or parts.path.strip("/") or parts.query:
+        raise InvalidArgumentError(f"{url!r} names no ZooKeeper: zookeeper://HOST:2181,HOST:2181")
+    return parts.netloc
