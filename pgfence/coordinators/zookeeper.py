@@ -5,7 +5,6 @@ and that is its token: the ensemble counts transactions up, and a new leader beg
 The suffix of a sequential node is neither: it overflows, and begins anew with its parent.
 """
 
-import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from pgfence.errors import (
 
 CAPABILITIES = Capabilities("zookeeper", rising_tokens=True, linearizable=True)
 
-_log = logging.getLogger("pgfence.coordinators")
 
 #: Seconds that connecting takes at most, and one answer.
 _CONNECT, _ANSWER = 5.0, 2.0
@@ -75,7 +73,6 @@ class Connection:
             hosts=_hosts(url),
             timeout=ttl,
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
-            logger=logging.getLogger("pgfence.coordinators.kazoo"),
         )
         self._hear_of_ttl()
         self.listen = self._client.add_listener
@@ -158,27 +155,29 @@ class ZooKeeperInspector:
 
     def holder(self, directory: str) -> Holder | None:
         """The node that was created first."""
-        connection = self._open()
         try:
-            for node in connection.nodes(directory):
-                with suppress(NoNodeError):
-                    value, _ = connection.ask("get", f"{directory}/{node.name}")
-                    return Holder(value.decode(errors="replace"), node.created)
-        except SessionExpiredError as error:
-            raise LockServiceError("the session at zookeeper ended: it is opened anew") from error
-        return None
+            if self._connection is None:
+                connection = Connection(self._url, 10.0)
+                connection.open()
+                self._connection = connection
+            return self._first(self._connection, directory)
+        except (LockServiceError, SessionExpiredError) as error:
+            # An ensemble that was put back to an earlier state takes no session that has seen more.
+            self.close()
+            raise LockServiceError(f"zookeeper is asked anew after: {error!r}") from error
 
-    def _open(self) -> Connection:
-        if self._connection is None:
-            connection = Connection(self._url, 10.0)
-            connection.open()
-            self._connection = connection
-        return self._connection
+    def _first(self, connection: Connection, directory: str) -> Holder | None:
+        for node in connection.nodes(directory):
+            with suppress(NoNodeError):
+                value, _ = connection.ask("get", f"{directory}/{node.name}")
+                return Holder(value.decode(errors="replace"), node.created)
+        return None
 
     def close(self) -> None:
         """Close its connections."""
-        if self._connection is not None:
-            self._connection.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 class ZooKeeperClaimant:

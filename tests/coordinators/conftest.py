@@ -64,26 +64,25 @@ class Coordinated:
     """A guarded database whose registry asks a coordinator, and workers that do."""
 
     def __init__(
-        self, database: Database, keys: Keys, name: str, url: str, servers: Servers | None
+        self, database: Database, keys: Keys, name: str, url: str, *services: Servers
     ) -> None:
         self.database = database
         self.name = name
         self.url = url
         self._keys = keys
-        self._servers = servers
+        self._services = services
         self._registry = ExitStack()
         self.start_registry()
 
     @property
     def servers(self) -> Servers:
-        """The lock service."""
-        assert self._servers is not None
-        return self._servers
+        """The lock service; the first of several."""
+        return self._services[0]
 
     def start_registry(self) -> None:
-        """A registry process, as a thread, that looks at the lock service directly."""
-        lock_services = [] if self._servers is None else [self.servers.url()]
-        self._registry.enter_context(registry(self.database, self._keys, *lock_services))
+        """A registry process, as a thread, that looks at the lock services directly."""
+        urls = [servers.url() for servers in self._services]
+        self._registry.enter_context(registry(self.database, self._keys, *urls))
 
     @contextmanager
     def no_registry(self) -> Iterator[None]:
@@ -148,8 +147,6 @@ class Coordinated:
     def wait_for_a_round_of_the_registry(self) -> None:
         """Return when the registry process has looked twice since: it signs what it finds then."""
         beside = "invoice-batch/beside"
-        if self._servers is None:
-            return
         for _ in range(2):
             self.hold_once("worker_b", beside)
 
@@ -195,14 +192,14 @@ def invoices(database: Database) -> Database:
 def coordinate(
     invoices: Database, keys: Keys, _running: Callable[[str], Servers]
 ) -> Callable[..., AbstractContextManager[Coordinated]]:
-    """coordinate(kind, servers): the guarded database under a coordinator, else a shared one."""
+    """coordinate(kind, *servers): the guarded database under a coordinator, else a shared one."""
 
     @contextmanager
-    def begin(kind: str, servers: Servers | None = None) -> Iterator[Coordinated]:
+    def begin(kind: str, *services: Servers) -> Iterator[Coordinated]:
         if kind == "postgres":
-            found = Coordinated(invoices, keys, "postgres", "postgres", None)
+            found = Coordinated(invoices, keys, "postgres", "postgres", *services)
         else:
-            servers = servers or _running(kind)
+            servers = services[0] if services else _running(kind)
             found = Coordinated(invoices, keys, servers.name, servers.url(), servers)
             found.switch(servers.name)
         try:

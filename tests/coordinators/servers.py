@@ -226,6 +226,7 @@ class Etcd(Servers):
         """Kill all members, and start them with what a snapshot has."""
         for number in range(self.count):
             self.kill(number)
+        for number in range(self.count):
             shutil.rmtree(self.folder / f"n{number}")
             self._etcdctl(
                 "snapshot", "restore", str(path),
@@ -235,8 +236,7 @@ class Etcd(Servers):
                 "--initial-cluster-token", "pgfence-tests",
                 "--initial-advertise-peer-urls", self._peer(number),
             )  # fmt: skip
-            self.start(number)
-        self.wait_until_ready()
+        self.restart()
 
     def _etcdctl(self, *arguments: str) -> None:
         subprocess.run(
