@@ -158,6 +158,7 @@ def scene(template: Database, keys: Keys) -> Iterator[Scene]:
             "old_grant": old.token,
             "their_grant": theirs.token,
             "their_lease": theirs.lease,
+            "their_root": grant_of(theirs.token).operation_root,
             "raised": with_its_signature(replace(grant, fence_token=2**53 - 1).encode()),
             "renamed": with_its_signature(replace(grant, resource=BATCH).encode()),
             "flipped": with_its_signature(bytes([message[0] ^ 1]) + message[1:]),
