@@ -60,8 +60,9 @@ def test_the_quickstart_goes_from_an_empty_server_to_a_receipt_and_a_refused_wri
     assert "settlement-b" in said
     assert "sales.invoices is protected: invoice-batch/{batch_date}" in said
     assert "segment 1 of fence 1 is" in said
+    assert "segment 1 of fence 2 from a task" in said
     assert "PF201 sales.invoices: a row belongs to the resource invoice-batch/2026-07-19" in said
-    assert "1 of 1 chains are whole, 1 receipts" in said
+    assert "1 of 1 chains are whole, 2 receipts" in said
     assert "nothing was refused" in said
 
 
