@@ -28,6 +28,8 @@ from pgfence.client.protocol import (
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
+#: Seconds for which somebody who was cancelled still waits for an answer, before he cuts.
+_LAST_WORD = 10.0
 #: The loop itself refers to its tasks only weakly.
 _unattended: set[asyncio.Task[Any]] = set()
 
@@ -113,8 +115,8 @@ class AsyncSession(ABC):
         self._work: Callable[[Any], Awaitable[object]] | None = None
         #: Around the work function while it runs.
         self._stop: asyncio.Timeout | None = None
-        #: Calls that commit by themselves.
-        self._asking: asyncio.Task[Any] | None = None
+        #: The last step that commits.
+        self._committing: tuple[Step, asyncio.Task[Any]] | None = None
         #: What a run that was cancelled still has to do.
         self._rest: asyncio.Task[Any] | None = None
 
@@ -140,21 +142,45 @@ class AsyncSession(ABC):
             return await asyncio.shield(task)
 
         try:
-            return await drive(steps, self._perform, cancelled=hand_over)
+            return await drive(steps, self._shielded, cancelled=hand_over)
         finally:
             if not handed_over:
                 self._leave()
 
     async def _finish(self, steps: Steps[_T], interrupt: asyncio.CancelledError) -> _T:
         try:
-            if self._asking is not None:
-                self._asking.cancel()
-                await asyncio.wait({self._asking})
+            await self._end_of_commit()
             await self._abandon()
             return await drive(steps, self._perform, partial(steps.throw, interrupt))
         finally:
             self._rest = None
             self._leave()
+
+    async def _shielded(self, step: Step) -> object:
+        """Carry out a step. What commits is not cut by a cancellation: the server would do it all
+        the same, and perhaps after what the steps do about the cancellation.
+        """
+        if not isinstance(step, Commit) and not (isinstance(step, Batch) and not step.begin):
+            return await self._perform(step)
+        task = uncut(self._perform(step))
+        self._committing = step, task
+        return await asyncio.shield(task)
+
+    async def _end_of_commit(self) -> None:
+        """Wait for a step that commits: not for long, and for calls only until they are cancelled.
+
+        A COMMIT is never cancelled: behind synchronous replication it may then stand here and
+        nowhere else.
+        """
+        if self._committing is None:
+            return
+        step, task = self._committing
+        if not isinstance(step, Commit):
+            task.cancel()
+        await asyncio.wait({task}, timeout=_LAST_WORD)
+        if not task.done():
+            self._cut()
+            await asyncio.wait({task}, timeout=_LAST_WORD)
 
     def _leave(self) -> None:
         """No transaction stays open on a session that is used again."""
@@ -185,11 +211,6 @@ class AsyncSession(ABC):
     async def _perform(self, step: Step) -> object:
         """Carry out a step; the driver's errors are raised as `Failed`."""
         match step:
-            case Batch(begin=False):
-                # Its COMMIT goes out with it. So that what follows a cancellation does not overtake
-                # it, nobody but us cancels it, and we wait for its end.
-                self._asking = uncut(self._batch(step))
-                return await asyncio.shield(self._asking)
             case Batch():
                 return await self._batch(step)
             case Work():
@@ -240,6 +261,10 @@ class AsyncSession(ABC):
     @abstractmethod
     def _close(self) -> None:
         """Close the connection, without waiting."""
+
+    def _cut(self) -> None:
+        """Have whoever waits for the server on the connection wait no longer."""
+        self._close()
 
     @abstractmethod
     async def _abandon(self) -> None:

@@ -130,20 +130,26 @@ class Session(AsyncSession):
             async with asyncio.timeout(batch.within):
                 return await (self._begin(conn, batch) if batch.begin else _alone(conn, batch))
         except TimeoutError:
-            await self._settle(conn, TimeoutError(f"no answer within {batch.within} s"))
+            await self._settle(conn)
         except _ANY as error:
             _report(error, lost=conn.is_closed())
 
     async def _begin(self, conn: _Connection, batch: Batch) -> list[list[Row]]:
         # A Transaction and no BEGIN of our own: transactions of the work function are savepoints.
         self._transaction = conn.transaction(isolation="read_committed")
-        await self._transaction.start()
+        try:
+            await self._transaction.start()
+        except BaseException:
+            # asyncpg would take the next one for a savepoint of this one.
+            self._close()
+            raise
         if self._pooled:
             await conn.execute("set transaction read write")
         return await _rows(conn, batch)
 
-    async def _settle(self, conn: _Connection, error: TimeoutError) -> NoReturn:
+    async def _settle(self, conn: _Connection) -> NoReturn:
         """After a time limit: whether the server heard of the cancellation."""
+        error = TimeoutError("no answer in time")
         with suppress(*_ANY):
             async with asyncio.timeout(CANCEL):
                 await conn.execute("rollback")

@@ -90,6 +90,10 @@ class Session(AsyncSession):
             # What conn.close() does, without being a coroutine.
             conn.pgconn.finish()
 
+    def _cut(self) -> None:
+        if self._conn is not None:
+            cut(self._conn)
+
     async def _abandon(self) -> None:
         # psycopg itself has cancelled the statement that was running.
         self._close()

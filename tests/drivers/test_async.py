@@ -281,6 +281,36 @@ def test_r44_a_segment_that_is_cancelled_wherever_it_waits_is_applied_once_in_th
     settled_down(served)
 
 
+def test_r44_a_commit_on_its_way_is_waited_for_and_not_cancelled(
+    fence: Callable[[], Any], served: Database
+) -> None:
+    """Cancelled behind synchronous replication, it would stand on the primary alone."""
+    owner = served.connect("billing_owner")
+    owner.execute(
+        "create function public.slow() returns trigger language plpgsql as"
+        " 'begin perform pg_sleep(1); return null; end';"
+        " create constraint trigger slow after insert on pages deferrable initially deferred"
+        " for each row execute function public.slow()"
+    )
+    committing = (
+        "select count(*) from pg_stat_activity where query ilike 'commit%' and state = 'active'"
+    )
+
+    async def main() -> None:
+        async with fence() as owner, owner.hold(RESOURCE, operation="settle", ttl=600) as lease:
+            task = asyncio.create_task(lease.apply("page", write(1)))
+            await eventually(lambda: count(served, committing) == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert count(served, RECEIPTS) == 1
+            with pytest.raises(errors.MutationUnknownError):
+                await lease.apply("another", nothing)
+            assert (await lease.apply("page", nothing)).replayed
+
+    asyncio.run(main())
+
+
 def test_a_session_is_used_again_only_after_what_was_cancelled_on_it_has_ended(
     fence: Callable[[], Any], served: Database
 ) -> None:
