@@ -165,14 +165,12 @@ class Guarded:
         self._may_commit = True
         try:
             yield
-        except DBAPIError:
-            raise
         except Exception as error:
+            if isinstance(error, DBAPIError) and not (self._sent and error.statement):
+                raise  # what the last flush or COMMIT was answered
             # An event handler of the application's. Before COMMIT it has prevented that; after it
             # nobody knows.
-            if self._sent:
-                raise
-            raise Failed(str(error), lost=False) from error
+            raise Failed(str(error), lost=self._sent) from error
 
 
 class _Transaction(Guarded):

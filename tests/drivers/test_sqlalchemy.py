@@ -377,25 +377,31 @@ def _open_transactions(database: Database) -> int:
     )
 
 
+def fails(session: Session) -> None:
+    raise ValueError("the handler failed")
+
+
+def fails_in_sql(session: Session) -> None:
+    with Session(session.get_bind()) as another:
+        another.execute(text("select 1 / 0"))
+
+
+@pytest.mark.parametrize("handler", [fails, fails_in_sql])
 def test_r44_what_an_event_handler_raises_before_commit_prevents_it_and_after_it_is_unknown(
-    engine: Engine, served: Database
+    engine: Engine, served: Database, handler: Callable[[Session], None]
 ) -> None:
     maker = sessionmaker(engine)
-
-    def fails(session: Session) -> None:
-        raise ValueError("the handler failed")
-
     with pgfence.connect(maker) as fence, fence.hold(BATCH, operation="settle") as lease:
-        event.listen(maker, "before_commit", fails)
-        with pytest.raises(ValueError, match="the handler failed"):
+        event.listen(maker, "before_commit", handler)
+        with pytest.raises((ValueError, DBAPIError), match="handler failed|division by zero"):
             lease.apply(1, lambda session: session.add(Invoice(id=1)))
         assert counts(served) == (0, 0)
-        event.remove(maker, "before_commit", fails)
-        event.listen(maker, "after_commit", fails)
+        event.remove(maker, "before_commit", handler)
+        event.listen(maker, "after_commit", handler)
         with pytest.raises(errors.MutationUnknownError) as caught:
             lease.apply(2, lambda session: session.add(Invoice(id=2)))
         assert counts(served) == (1, 1)
-        event.remove(maker, "after_commit", fails)
+        event.remove(maker, "after_commit", handler)
         outcome = fence.reconcile(caught.value)
         assert lease.apply(2, lambda session: pytest.fail("it stands")) == outcome.receipt
 
