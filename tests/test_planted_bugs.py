@@ -236,6 +236,35 @@ BUGS = {
         "tests/faults/failover/test_promotion.py"
         "::test_r39_two_promoted_standbys_of_one_primary_do_not_mint_the_same_fences",
     ),
+    "a grant is decided before its key was seen": Bug(
+        "registry/request.sql",
+        "if v_term.coordinator <> 'postgres' and v_request.seen_at is null then",
+        "if false then",
+        "tests/sql/test_coordinator_terms.py"
+        "::test_r53_nothing_is_decided_before_a_registry_process_has_seen_the_key",
+    ),
+    "a token is compared with the mark of after the look": Bug(
+        "registry/record_token.sql",
+        "if v_term.rising_tokens and p_token <= p_mark then",
+        "if v_term.rising_tokens and p_token <= (select m.mark from pgfence_registry.backend_marks"
+        " as m where m.resource = v_request.resource and m.term = p_term) then",
+        "tests/sql/test_coordinator_terms.py"
+        "::test_r37_token_that_was_overtaken_while_it_was_read_is_no_regression",
+    ),
+    "the mark is not raised": Bug(
+        "registry/record_signature.sql",
+        "where t.term = v_grant.term and t.rising_tokens",
+        "where false and t.rising_tokens",
+        "tests/sql/test_coordinator_terms.py"
+        "::test_r37_token_below_the_mark_pauses_the_resource_and_names_both_numbers",
+    ),
+    "a lease whose key is another's is renewed": Bug(
+        "registry/renew.sql",
+        "       and not pgfence_registry._is_taken(g)\n",
+        "",
+        "tests/sql/test_coordinator_terms.py"
+        "::test_r37_lease_is_not_prolonged_once_another_key_was_seen_to_hold",
+    ),
     "reconciling does not lock the fence row": Bug(
         "reconcile/reconcile.sql",
         "perform from pgfence.fences as f where f.resource = p_resource for no key update;",

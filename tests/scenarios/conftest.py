@@ -8,6 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.coordinators.conftest import (  # noqa: F401 - fixtures
+    _running,
+    coordinate,
+    invoices,
+)
 from tests.faults.failover.conftest import (  # noqa: F401 - fixtures
     bin_dir,
     image,
