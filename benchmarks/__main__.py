@@ -16,7 +16,7 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
-from benchmarks import measure, setting
+from benchmarks import handover, measure, setting
 from benchmarks.figures import Figure
 from benchmarks.measure import Figures
 from benchmarks.setting import Sizes
@@ -33,6 +33,8 @@ GOALS: dict[str, tuple[str, float] | None] = {
     "scale_resources": ("≤", 1.2),
     "scale_receipts": ("≤", 1.2),
     "verify_ms": ("≤", 2),
+    "handover_vs_etcd_p99": None,
+    "handover_vs_zookeeper_p99": None,
 }
 PARTS = {
     "throughput": measure.throughput,
@@ -42,6 +44,7 @@ PARTS = {
     "verification": measure.verification,
     "bulk": measure.bulk,
     "scale": measure.scale,
+    "handover": handover.handover,
 }
 
 
@@ -79,7 +82,7 @@ def arguments() -> argparse.Namespace:
     """The command line: what to measure, how much of it, and whether COMMIT waits for the disk."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="What a fenced write costs. Needs 8 GB of disk; 7 minutes on two processors.",
+        description="What a fenced write costs. Needs 8 GB of disk; 10 minutes on two processors.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} [all]")
     parser.add_argument("--durable", action="store_true", help="COMMIT waits for the disk")

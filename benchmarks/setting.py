@@ -34,6 +34,8 @@ class Sizes:
     #: Segments, and verified tokens, in one round.
     segments: int = 300
     bulk_rows: int = 10_000
+    #: From a release to the next owner, in one round.
+    handovers: int = 100
     few_resources: int = 1_000
     many_resources: int = 1_000_000
     few_receipts: int = 10_000
