@@ -339,7 +339,7 @@ def test_protected_lists_the_tables_and_exits_with_1_if_a_guard_is_not_whole(
         for table in ('public."Odd name"', "public.invoices")
     ]
     assert "| whole |" in pgfence("protected", on=database, role="auditor").out
-    owner.execute("alter table p_8 disable trigger pgfence_guard_update")
+    owner.execute("alter table p_8 disable trigger pgfence_guard_row")
     broken = pgfence("protected", "--json", on=database, role="auditor")
     assert broken.exit_code == 1
     assert broken.document[1]["gaps"] == [
