@@ -10,9 +10,16 @@ import pytest
 from pgfence import errors
 from pgfence.model.receipt import Receipt
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count
-from tests.conformance.drivers import Execute
+from tests.conformance.drivers import Asyncpg, Driver, Execute, Psycopg
 from tests.support import Database
 from tests.workers import as_owner
+
+
+@pytest.fixture(params=[Psycopg(), Asyncpg()], ids=lambda driver: driver.name)
+def driver(request: pytest.FixtureRequest) -> Driver:
+    """With threads and with tasks."""
+    chosen: Driver = request.param
+    return chosen
 
 
 @pytest.fixture

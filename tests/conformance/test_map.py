@@ -11,7 +11,7 @@ import pytest
 from pgfence import errors
 from pgfence.model.receipt import Receipt
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
-from tests.conformance.drivers import Execute
+from tests.conformance.drivers import DRIVERS, Asyncpg, Driver, Execute, Psycopg
 from tests.conformance.test_shadow import in_shadow  # noqa: F401 - a fixture
 from tests.proxy import proxy_to
 from tests.support import PATIENCE, Database
@@ -19,6 +19,13 @@ from tests.workers import end_lease
 
 RECEIPTS = "select count(*) from pgfence.receipts"
 PAGES = list(range(1, 11))
+
+
+@pytest.fixture(params=[Psycopg(), Asyncpg()], ids=lambda driver: driver.name)
+def driver(request: pytest.FixtureRequest) -> Driver:
+    """With threads and with tasks; what a driver changes is tried with single segments."""
+    chosen: Driver = request.param
+    return chosen
 
 
 @pytest.fixture
@@ -51,6 +58,7 @@ def numbers(receipts: list[Receipt]) -> list[int]:
     return [receipt.segment_seq for receipt in receipts]
 
 
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
 @pytest.mark.parametrize("route", ["direct", "elsewhere"])
 def test_r46_items_are_computed_at_once_and_applied_in_order(
     connect: Connect, served: Database
