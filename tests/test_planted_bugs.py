@@ -265,6 +265,26 @@ BUGS = {
         "tests/sql/test_coordinator_terms.py"
         "::test_r37_lease_is_not_prolonged_once_another_key_was_seen_to_hold",
     ),
+    "a proof of another grant counts": Bug(
+        "fence/_lease_now.sql",
+        "v_status.grant_digest <> pg_catalog.encode(p_grant_digest, 'hex')\n"
+        "              or v_status",
+        "v_status",
+        "tests/sql/test_status_proofs.py::test_r13_a_proof_of_another_grant_is_of_no_use",
+    ),
+    "proofs of before a promotion count after it": Bug(
+        "fence/_lease_now.sql",
+        "when v_issued_at - v_tolerance <= p_configuration.proofs_from then 'BEFORE_REBIND' end",
+        "end",
+        "tests/sql/test_status_proofs.py::test_r39_after_a_promotion_only_later_proofs_count",
+    ),
+    "a proof outlives its lease": Bug(
+        "registry/prove.sql",
+        "least(v_grant.lease_ends_at, v_now + interval '30 seconds')",
+        "v_now + interval '30 seconds'",
+        "tests/sql/test_status_proofs.py"
+        "::test_r13_a_proof_never_outlives_the_lease_nor_thirty_seconds",
+    ),
     "reconciling does not lock the fence row": Bug(
         "reconcile/reconcile.sql",
         "perform from pgfence.fences as f where f.resource = p_resource for no key update;",

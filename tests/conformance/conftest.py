@@ -40,7 +40,8 @@ EVERYWHERE = pytest.mark.parametrize(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every driver directly; through the pooler each test with one driver, each driver in turn.
+    """Every driver directly; through the pooler each test with one driver, each driver in turn,
+    and with the registry elsewhere with psycopg and the one whose turn it is.
 
     PGFENCE_CONFORMANCE=all has every test go through it with every driver.
     """
@@ -53,10 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_left_out(item: pytest.Function) -> bool:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if (parameters.get("route"), "driver" in parameters) != ("pgbouncer", True):
+    if parameters.get("route") not in ("pgbouncer", "elsewhere") or "driver" not in parameters:
         return False
-    turn = zlib.crc32(item.originalname.encode()) % len(DRIVERS)
-    return parameters["driver"] is not DRIVERS[turn]
+    turns = [DRIVERS[zlib.crc32(item.originalname.encode()) % len(DRIVERS)]]
+    if parameters["route"] == "elsewhere":
+        turns.append(DRIVERS[0])
+    return parameters["driver"] not in turns
 
 
 @pytest.fixture(params=ROUTES)

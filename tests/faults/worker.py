@@ -2,9 +2,10 @@
 
 Says what happens to it as lines of JSON on stdout. At an empty line on stdin it writes once more
 and commits, at any other it only commits.
-PGFENCE_DSN: where it connects. HEEDLESS=1: it does not stop by itself when its lease is lost, so
-that only the server can stop it. Arguments: resource, ttl in seconds, and statements that it runs
-in its open segment before it waits.
+PGFENCE_DSN: where it connects; PGFENCE_REGISTRY: the registry's database, if it is another one.
+HEEDLESS=1: it does not stop by itself when its lease is lost, so that only the server can stop it.
+Arguments: resource, ttl in seconds, and statements that it runs in its open segment before it
+waits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main(resource: str, ttl: float, statements: list[str]) -> None:
         heedless: Any = pgfence.Lease
         heedless._must_stop = lambda lease: False
         heedless.on_lost = lambda lease, function: None
-    fence = pgfence.connect(os.environ["PGFENCE_DSN"])
+    registry = os.environ.get("PGFENCE_REGISTRY")
+    fence = pgfence.connect(os.environ["PGFENCE_DSN"], registry=registry)
     say("connected")
     with fence.hold(resource, operation="settle", ttl=ttl) as lease:
         say("held", fence_token=lease.fence_token, root=lease.operation_root)

@@ -87,6 +87,11 @@ class Model:
             self.leases[grant.lease] = "RELEASED"
             self.fence(grant.resource).current = None
 
+    def not_held(self, grant: ModelGrant) -> tuple[str, str] | None:
+        """The refusal of a grant that is not shown to be held (R13)."""
+        state = self.leases[grant.lease] if grant in self.issued else "UNKNOWN_GRANT"
+        return None if state == "HELD" else ("NOT_HELD", state)
+
     # fenced_apply (R5 to R16) and, with segment None, advance (R21)
 
     def apply(
@@ -120,9 +125,9 @@ class Model:
         if not rises and segment is not None and segment <= fence.last:
             same = fence.receipts[grant.fence, segment] == payload
             return ("REPLAYED" if same else "PAYLOAD_CONFLICT"), None
-        state = self.leases[grant.lease] if grant in self.issued else "UNKNOWN_GRANT"
-        if state != "HELD":
-            return "NOT_HELD", state
+        not_held = self.not_held(grant)
+        if not_held is not None:
+            return not_held
         if grant.fence - fence.highest > self.largest_step:
             return "FENCE_STEP", None
         if segment is not None and segment != (1 if rises else fence.last + 1):
@@ -135,3 +140,19 @@ class Model:
         fence.last = segment
         fence.receipts[grant.fence, segment] = payload
         return "ACCEPTED", None
+
+
+@dataclass
+class ElsewhereModel(Model):
+    """With the registry elsewhere: what counts is the proof, which a release does not end."""
+
+    ended: set[str] = field(default_factory=set)
+
+    def expire(self, lease: str) -> None:
+        super().expire(lease)
+        self.ended.add(lease)
+
+    def not_held(self, grant: ModelGrant) -> tuple[str, str] | None:
+        if grant not in self.issued:
+            return "STALE_STATUS", "OTHER_GRANT"
+        return ("STALE_STATUS", "ENDED") if grant.lease in self.ended else None
