@@ -239,9 +239,10 @@ def _ask(conn: Connection, unknown: Unknown, handlers: list[Handler]) -> Unknown
             continue
         try:
             _record(conn, _coordinates(unknown), answer, handler.name)
-        except errors.DecisionRefusedError as refused:
-            # Things have moved on since: the next round knows better.
-            return replace(unknown, explanation=f"{handler.name}: {refused}")
+        except (errors.PgfenceError, psycopg.errors.LockNotAvailable) as refused:
+            # Things have moved on since, and the next round knows better; or it is no answer.
+            said = f"the answer of {handler.name} was not taken: {refused}"
+            return replace(unknown, explanation=f"{unknown.explanation}; {said}")
         if answer.says is Says.ASK_A_PERSON:
             return replace(unknown, answer=str(answer.says), evidence=answer.evidence)
         return Settled(unknown, str(answer.says), handler.name, answer.evidence)
@@ -273,10 +274,7 @@ def _record(conn: Connection, segment: _Segment, answer: Answer, handler: str) -
     try:
         row = conn.execute(_ANSWER, (*segment, answer.says, answer.evidence, handler)).fetchone()
     except psycopg.Error as error:
-        diag = error.diag
-        ours = errors.from_sqlstate(
-            error.sqlstate, str(diag.message_primary), diag.message_detail, diag.message_hint
-        )
+        ours = errors.from_driver(error)
         if ours is None:
             raise
         raise ours from error

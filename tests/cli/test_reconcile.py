@@ -37,6 +37,10 @@ def handler(unknown: Unknown) -> Answer | None:
     return None
 
 
+def talkative(unknown: Unknown) -> Answer | None:
+    return Answer(Says.APPLIED, "x" * 4001)
+
+
 def broken(unknown: Unknown) -> Answer | None:
     raise RuntimeError("no route to the domain")
 
@@ -152,6 +156,15 @@ def test_r45_a_handler_that_fails_settles_nothing(
     said = pgfence("reconcile", "--handler", f"{__name__}:broken", "--json", on=database)
     assert len(said.document["remaining"]) == 1
     assert "no route to the domain" in caplog.text
+
+
+def test_r45_an_answer_that_is_none_stops_no_round(pgfence: Pgfence, database: Database) -> None:
+    for resource in ("mail/1", "mail/2"):
+        unanswered(database, resource)
+    said = pgfence("reconcile", "--handler", f"{__name__}:talkative", "--json", on=database)
+    rows = said.document["remaining"]
+    assert len(rows) == 2
+    assert all("was not taken: answer_unknown: " in row["explanation"] for row in rows)
 
 
 @pytest.mark.parametrize("name", ["no.such.module:f", f"{__name__}:nobody", "no colon", ":"])
