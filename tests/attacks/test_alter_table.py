@@ -23,22 +23,17 @@ COLUMNS = {
     "alter table {top} drop column amount": HELD,
     "alter table {top} alter column amount type text": HELD,
     "alter table {top} alter column amount set default 0": HELD,
-    "alter table {top} alter column amount drop default": HELD,
-    "alter table {top} alter column amount drop not null": HELD,
     "alter table {top} alter column amount set not null": HELD,
     "alter table {top} alter column amount set statistics 10": HELD,
     "alter table {top} alter column batch_date set (n_distinct = 1)": HELD,
-    "alter table {top} alter column batch_date reset (n_distinct)": HELD,
     "alter table {top} alter column amount set storage plain": HELD,
     "alter table {top} alter column amount set compression pglz": HELD,
     "alter table {top} rename column amount to price": HELD,
 }
 RELATION = {
-    "alter table {t} add check (amount >= 0)": HELD,
     "alter table {t} add check (amount > 5) not valid": HELD,
     "18 alter table {top} add constraint c check (amount > 5) not enforced": HELD,
     "18 alter table {top} add constraint c not null amount not valid": HELD,
-    "alter table {t} add constraint c foreign key (id) references numbers": HELD,
     "18 alter table {t} add constraint c foreign key (id) references numbers not enforced": HELD,
     "alter table {t} add constraint c foreign key (id) references numbers;"
     " alter table {t} alter constraint c deferrable initially deferred": HELD,
@@ -46,28 +41,21 @@ RELATION = {
     "alter table {t} disable trigger user; alter table {t} enable trigger user": NOTICED,
     "alter table {t} enable row level security": HELD,
     "alter table {t} force row level security": HELD,
-    "alter table {t} disable row level security": HELD,
-    "alter table {t} no force row level security": HELD,
     "alter table {t} set tablespace pg_default": HELD,
     "alter table {t} replica identity full": HELD,
-    "alter table {t} replica identity nothing": HELD,
     "alter table {t} rename to renamed_{n}": HELD,
     "alter table {t} set schema elsewhere": HELD,
     "alter table {t} owner to outsider": HELD,
     "grant trigger on {t} to worker_b": NOTICED,
     "create rule w as on update to {t} do also select 1": NOTICED,
     "create rule w as on insert to {t} where new.id > 9 do instead nothing": NOTICED,
-    "analyze {t}": HELD,
 }
 ORDINARY = {
     "alter table {t} cluster on {t}_pkey": HELD,
-    "alter table {t} set without cluster": HELD,
-    "alter table {t} set without oids": HELD,
     "15 alter table {t} set access method heap": HELD,
     "alter table {t} set unlogged": NOTICED,
     "alter table {t} set unlogged; alter table {t} set logged": HELD,
     "alter table {t} set (fillfactor = 50, autovacuum_enabled = false)": HELD,
-    "alter table {t} reset (fillfactor)": HELD,
     "vacuum full {t}": HELD,
 }
 PLAIN = {
@@ -95,15 +83,22 @@ PARTITIONED = {
     "create table parts_{n} (like {t}) partition by list (batch_date);"
     " alter table parts_{n} attach partition {t} default": NOTICED,
 }
-PARTITION = {  # where the row trigger is enough
-    "alter table {t} disable trigger user;"
+PARTITION = {
+    "alter table {t} disable trigger user;"  # the row trigger is enough
     " alter table {t} enable always trigger pgfence_guard_row": HELD,
+    "alter table {t} disable trigger pgfence_guard_row": NOTICED,
+    "alter table {t} enable trigger pgfence_guard_row": NOTICED,
+    "alter table {t} set unlogged": NOTICED,
+    "alter table {t} rename to renamed_{n}": HELD,
+    "alter table {t} owner to outsider": HELD,
+    "grant trigger on {t} to worker_b": NOTICED,
+    "create rule w as on update to {t} do also select 1": NOTICED,
 }
 KINDS = {
     "plain": COLUMNS | RELATION | ORDINARY | PLAIN,
     "partitioned": COLUMNS | RELATION | PARTITIONED,
-    "partition": RELATION | ORDINARY | PARTITION,
-    "partition attached later": RELATION | ORDINARY | PARTITION,
+    "partition": RELATION | PARTITION,
+    "partition attached later": PARTITION,
 }
 
 
@@ -122,7 +117,7 @@ def make(owner: psycopg.Connection[Any], top: str, kind: str) -> str:
 
 
 def outcome(
-    database: Database, owner: psycopg.Connection[Any], writer: Writer, top: str, kind: str
+    superuser: psycopg.Connection[Any], owner: psycopg.Connection[Any], writer: Writer, top: str
 ) -> str:
     """What became of the guard: HELD, NOTICED, or how it was gone round."""
     resource = f"{top}/{DAY}"
@@ -138,7 +133,6 @@ def outcome(
         "select relation::text, is_partitioned from pgfence.guards where template like"
         f" '{top}/%' and (relation = protected_table or relation::text ~ '_0$|renamed')",
     ).fetchall()
-    superuser = database.connect()
     for name, _ in relations:
         for write in (
             f"insert into {name} (id, batch_date) values (9, '{DAY}')",
@@ -181,6 +175,7 @@ def test_r25_form_of_alter_table_takes_nothing_from_the_guard_or_is_noticed(
             continue
         top = f"t{number}"
         relation = make(owner, top, kind)
+        ((oid,),) = run(owner, f"select '{top}'::regclass::oid").fetchall()
         with writer.admitted(f"{top}/{DAY}") as conn:
             run(conn, f"insert into {top} values (1, '{DAY}', 10)")
         for statement in statements.split(";"):
@@ -192,6 +187,8 @@ def test_r25_form_of_alter_table_takes_nothing_from_the_guard_or_is_noticed(
             except psycopg.Error as error:
                 found[form] = f"not done: {error}"
         if form not in found:
-            found[form] = outcome(database, owner, writer, top, kind)
+            found[form] = outcome(superuser, owner, writer, top)
+        # every admission looks at every table of its prefix, and there would be many
+        run(superuser, f"select pgfence.unprotect({oid})")
         expected[form] = wanted
     assert {form: what for form, what in found.items() if what != expected[form]} == {}
