@@ -49,6 +49,8 @@ as $$
            greatest(0, coalesce(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp() - o.ended_at) * 1000), 0))::bigint
       from (select * from marked union select * from held) as o
      where o.pid is distinct from pg_catalog.pg_backend_pid()
+       -- a registry elsewhere knows who has a right to it, and this one does not
+       and (select c.registry_is_local from pgfence.configuration as c)
        and pgfence._shadow_prefix(o.resource) is null  -- R28
 $$;
 revoke all on function pgfence_registry.overdue_sessions() from public;

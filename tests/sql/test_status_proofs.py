@@ -531,6 +531,23 @@ def test_r51_a_clock_that_jumps_back_lets_no_stale_owner_in(
     assert fence_row(database, RESOURCE).highest_fence == successor.fence_token
 
 
+def test_r20_a_registry_process_beside_the_resource_ends_no_session_of_its_owner(
+    owner: Owner, database: Database
+) -> None:
+    """It does not know whose the resource is."""
+    held = owner.acquire(RESOURCE)
+    proof = owner.prove(held.lease)
+    other = Owner.login(database, owner.registry.database, owner.keys, "worker_a")
+    overdue = database.connect("registry")
+    with owner.resource.transaction():
+        assert owner.apply(held.token, 1, proof).verdict == "ACCEPTED"
+        waiting = in_background(lambda: other.apply(held.token, 1, proof))
+        wait_until_blocked(database.connect(), other.resource.pid)
+        query = "select * from pgfence_registry.overdue_sessions()"
+        assert overdue.execute(query).fetchall() == []
+    assert waiting.result().verdict == "REPLAYED"
+
+
 def test_r10_a_registry_that_went_back_is_found_out(
     owner: Owner, registry: Database, keys: Keys, database: Database
 ) -> None:

@@ -31,9 +31,10 @@ begin
         return pgfence_registry._revoked(v_answer);
     end if;
 
+    -- The caller's may be from the future, and so may the latest one: our clock has gone back since.
     select p.* into v_proof from pgfence_registry.proofs as p
-     where p.lease = p_lease and pgfence._to_microseconds(p.issued_at) > p_issued_after
-       and v_now < p.issued_at + (p.valid_until - p.issued_at) / 2;
+     where p.lease = p_lease and p_issued_after not between pgfence._to_microseconds(p.issued_at) and pgfence._to_microseconds(v_now)
+       and v_now between p.issued_at and p.issued_at + (p.valid_until - p.issued_at) / 2;
     if not found then
         v_proof.valid_until := least(v_grant.lease_ends_at, v_now + interval '30 seconds');
         v_status.schema := 'lockStatus.v1';
