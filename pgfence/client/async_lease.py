@@ -73,6 +73,7 @@ class AsyncLease(BaseLease[AsyncSession]):
         super().__init__(database, acquired, session)
         #: Set when the lease is lost.
         self.lost = AsyncLost(self._is_lost, self._wait_over)
+        uncut(self._tell(self._stop_work))
         self._keeper = asyncio.create_task(
             session.run(self._keep()), name=f"pgfence {self.grant.lease}"
         )
@@ -131,7 +132,6 @@ class AsyncLease(BaseLease[AsyncSession]):
         lost while `work` runs, it is cancelled where it waits (in shadow it is left alone).
         """
         async with self._one_at_a_time():
-            self._stop_work_on_loss()
             return await self._work_session.run(self._apply(payload, segment), work)
 
     async def apply_many(
@@ -152,7 +152,6 @@ class AsyncLease(BaseLease[AsyncSession]):
 
         payloads = [payload for payload, _ in segments]
         async with self._one_at_a_time():
-            self._stop_work_on_loss()
             return await self._work_session.run(
                 self._apply_many(payloads, segment, verdicts.extend), work
             )

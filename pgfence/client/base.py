@@ -433,8 +433,6 @@ class BaseLease(Generic[S]):
         self._closed = False
         #: It was still ours when it was released, so it cannot be lost any more.
         self._given_back = False
-        #: It was seen to that work does not run on when the lease is lost; in shadow it may (R28).
-        self._stops_work = self._in_shadow
         self._registry_session = registry_session
         self._work_session = database.session()
         self._belief.change(answer.applied_to)
@@ -447,10 +445,6 @@ class BaseLease(Generic[S]):
 
     def _moved(self) -> None:
         """Wake whoever waits for another state."""
-        raise NotImplementedError
-
-    def on_lost(self, function: Callable[[], object]) -> None:
-        """Call `function()` once when the lease is lost."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -574,10 +568,10 @@ class BaseLease(Generic[S]):
         except Exception:
             _log.exception("%r: what was to be called on its loss failed", self)
 
-    def _stop_work_on_loss(self) -> None:
-        if not self._stops_work:
-            self._stops_work = True
-            self.on_lost(self._work_session.stop_work)
+    def _stop_work(self) -> None:
+        """The lease is lost, so work does not run on; in shadow it may (R28)."""
+        if not self._in_shadow:
+            self._work_session.stop_work()
 
     def _apply(self, payload: object, segment: int | None) -> Steps[Receipt]:
         """Commit one segment; see `Lease.apply`."""

@@ -64,12 +64,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         super().__init__(database, acquired, session)
         #: Set when the lease is lost.
         self.lost = Lost(self._is_lost, self._wait_over)
-        self._keeper = threading.Thread(
-            target=lambda: session.run(self._keep()),
-            name=f"pgfence {self.grant.lease}",
-            daemon=True,
-        )
-        self._keeper.start()
+        self._keeper = self._start("", self._keep_held)
 
     @classmethod
     def acquire(
@@ -108,11 +103,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         At once if it is lost already, and never if it is released first. What it raises is logged.
         """
         self._check_usable()
-        threading.Thread(
-            target=lambda: self._call_lost(function) if self.lost.wait() else None,
-            name=f"pgfence on_lost {self.grant.lease}",
-            daemon=True,
-        ).start()
+        self._start("on_lost ", lambda: self._tell(function))
 
     def apply(
         self,
@@ -139,7 +130,6 @@ class Lease(BaseLease[Session], Generic[Tx]):
         be applied again, and nothing else until then; what `check` raises; `PayloadError`.
         """
         with self._one_at_a_time():
-            self._stop_work_on_loss()
             return self._work_session.run(self._apply(payload, segment), work)
 
     def apply_many(
@@ -166,7 +156,6 @@ class Lease(BaseLease[Session], Generic[Tx]):
 
         payloads = [payload for payload, _ in segments]
         with self._one_at_a_time():
-            self._stop_work_on_loss()
             return self._work_session.run(
                 self._apply_many(payloads, segment, verdicts.extend), work
             )
@@ -284,6 +273,22 @@ class Lease(BaseLease[Session], Generic[Tx]):
                 self._registry_session.run(self._release())
             finally:
                 self._put_back()
+
+    def _keep_held(self) -> None:
+        """Renew, and have work stopped when that is in vain: here, where nobody waits for it."""
+        self._start("stop ", lambda: self._tell(self._stop_work))
+        self._registry_session.run(self._keep())
+
+    def _tell(self, function: Callable[[], object]) -> None:
+        if self.lost.wait():
+            self._call_lost(function)
+
+    def _start(self, what: str, function: Callable[[], object]) -> threading.Thread:
+        """A thread of this lease, which does not keep the process from ending."""
+        name = f"pgfence {what}{self.grant.lease}"
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        thread.start()
+        return thread
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
