@@ -263,7 +263,7 @@ def acquire(database: Database[S], wanted: Request, timeout: float | None) -> St
             claims[0].release()
 
     try:
-        yield Run(claim)
+        yield from _outside(database, claim)
         left = None if timeout is None else patience.left()
         answer, grant, proofs = yield from _ask(database, wanted, left, claims[0].standing)
         observe.acquired(wanted.resource, grant.fence_token, monotonic() - asked_at)
@@ -274,8 +274,16 @@ def acquire(database: Database[S], wanted: Request, timeout: float | None) -> St
         # A thread that is still waiting for the key sees this, and gives it back itself.
         patience.give_up()
         for claimed in claims:
-            yield Run(claimed.release)
+            yield from _outside(database, claimed.release)
         raise
+
+
+def _outside(database: Database[S], function: Callable[[], object]) -> Steps[None]:
+    """Call what may wait for the coordinator."""
+    if database.claimant.waits:
+        yield Run(function)
+    else:
+        function()
 
 
 def _ask(
@@ -756,9 +764,9 @@ class BaseLease(Generic[S]):
         except GeneratorExit:
             raise
         except BaseException:
-            yield Run(self._claim.release)
+            yield from _outside(self._database, self._claim.release)
             raise
-        yield Run(self._claim.release)
+        yield from _outside(self._database, self._claim.release)
 
     def _put_back(self) -> None:
         self._database.registry.put_back(self._registry_session)

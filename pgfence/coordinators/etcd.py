@@ -174,6 +174,7 @@ class EtcdClaimant:
     """The worker's side."""
 
     capabilities = CAPABILITIES
+    waits = True
 
     def __init__(self, url: str) -> None:
         Gateway(url).close()

@@ -31,6 +31,7 @@ class PostgresClaimant:
     """Nothing to claim before the registry is asked."""
 
     capabilities = CAPABILITIES
+    waits = False
 
     def claim(self, directory: str, value: str, ttl: float, patience: Patience) -> Claim:
         """At once."""

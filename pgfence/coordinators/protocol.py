@@ -92,9 +92,13 @@ class Patience:
 
 
 class Claimant(Protocol):
-    """The worker's side of a coordinator. Threads may share it."""
+    """The worker's side of a coordinator. Threads may share it.
+
+    waits: whether its claims ask another service, so that claiming and releasing may take a while.
+    """
 
     capabilities: Capabilities
+    waits: bool
 
     def claim(self, directory: str, value: str, ttl: float, patience: "Patience") -> Claim:
         """Put a key into a directory and wait until it is the first one.

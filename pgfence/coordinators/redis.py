@@ -79,6 +79,7 @@ class RedisClaimant:
     """The worker's side."""
 
     capabilities = CAPABILITIES
+    waits = True
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -184,6 +184,7 @@ class ZooKeeperClaimant:
     """The worker's side."""
 
     capabilities = CAPABILITIES
+    waits = True
 
     def __init__(self, url: str) -> None:
         self._url = url
