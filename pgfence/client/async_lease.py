@@ -125,8 +125,8 @@ class AsyncLease(BaseLease[AsyncSession]):
     ) -> Receipt:
         """Commit one segment: `await work(tx)` and its receipt, in one transaction (R15).
 
-        As `Lease.apply`; `tx` is a psycopg `AsyncConnection` or an asyncpg `Connection`, whichever
-        driver the fence was connected with. Cancelled before COMMIT is sent, nothing was written,
+        As `Lease.apply`; `tx` is a psycopg `AsyncConnection`, an asyncpg `Connection`, or an
+        AsyncConnection or AsyncSession of SQLAlchemy, as the fence was connected. Cancelled before COMMIT is sent, nothing was written,
         and the number is free; cancelled later, the segment is unknown like one whose answer was
         lost: the same payload may be applied again, and nothing else until then. When the lease is
         lost while `work` runs, it is cancelled where it waits (in shadow it is left alone).

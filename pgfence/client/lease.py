@@ -114,9 +114,10 @@ class Lease(BaseLease[Session], Generic[Tx]):
     ) -> Receipt:
         """Commit one segment: `work(tx)` and its receipt, in one transaction (R15).
 
-        payload: says what the segment does, see `payload_text`. work: writes the business rows on
-        `tx`, a psycopg connection with an open transaction that it must not end; it runs only if
-        the segment is new. Where the segment was applied before, the original receipt comes back.
+        payload: says what the segment does, see `payload_text`. work: writes the business rows in
+        the open transaction of `tx`, which it must not end: a psycopg connection, or a SQLAlchemy
+        Connection or Session where the fence was connected with that. It runs only if the segment
+        is new. Where the segment was applied before, the original receipt comes back.
         segment: by default the one after the last. In shadow a refusal is logged as a warning,
         `work` runs, and `would_refuse` of the receipt names it (R28).
 
