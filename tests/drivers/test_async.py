@@ -237,8 +237,8 @@ def test_r36_an_owner_that_is_cancelled_at_any_moment_gives_the_lease_back(
                 with suppress(TimeoutError):
                     async with asyncio.timeout(milliseconds / 1000):
                         await own()
-                assert count(served, HELD) == 0
-                assert count(served, WAITING) == 0
+                # Cancelled while it gives the lease back, it does not wait for that.
+                await eventually(lambda: count(served, HELD) + count(served, WAITING) == 0)
 
     asyncio.run(main())
     settled_down(served)
