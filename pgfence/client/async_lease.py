@@ -126,10 +126,11 @@ class AsyncLease(BaseLease[AsyncSession]):
         """Commit one segment: `await work(tx)` and its receipt, in one transaction (R15).
 
         As `Lease.apply`; `tx` is a psycopg `AsyncConnection`, an asyncpg `Connection`, or an
-        AsyncConnection or AsyncSession of SQLAlchemy, as the fence was connected. Cancelled before COMMIT is sent, nothing was written,
-        and the number is free; cancelled later, the segment is unknown like one whose answer was
-        lost: the same payload may be applied again, and nothing else until then. When the lease is
-        lost while `work` runs, it is cancelled where it waits (in shadow it is left alone).
+        AsyncConnection or AsyncSession of SQLAlchemy, as the fence was connected. Cancelled before
+        COMMIT is sent, nothing was written, and the number is free; cancelled later, the segment is
+        unknown like one whose answer was lost: the same payload may be applied again, and nothing
+        else until then. When the lease is lost while `work` runs, it is cancelled where it waits
+        (in shadow it is left alone).
         """
         async with self._one_at_a_time():
             return await self._work_session.run(self._apply(payload, segment), work)
