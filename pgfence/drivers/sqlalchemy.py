@@ -66,6 +66,12 @@ class Session(driver.Session):
         finally:
             self._roll_back()
 
+    def stop_work(self) -> None:
+        """As the driver does, but for a connection that `work` has given back to the pool."""
+        segment = self._segment
+        if segment is None or not segment.connection.closed:
+            super().stop_work()
+
     def _carry_out(self, step: Step) -> object:
         try:
             match step:

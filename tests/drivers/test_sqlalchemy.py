@@ -222,6 +222,33 @@ def test_work_that_undoes_the_transaction_is_no_segment(
     assert counts(served) == (1, 1)
 
 
+@pytest.mark.parametrize("given_back", [False, True])
+def test_r43_what_work_gave_back_to_the_pool_is_not_cut_when_the_lease_is_lost(
+    fence: pgfence.Fence[Session], given_back: bool
+) -> None:
+    """It is somebody else's by then."""
+    uncut: list[bool] = []
+
+    def work(session: Session) -> None:
+        raw: Any = session.connection().connection.driver_connection
+        if given_back:
+            session.rollback()
+        lease._work_session.stop_work()
+        try:
+            raw.execute("select 1")
+        except psycopg.OperationalError:
+            uncut.append(False)
+        else:
+            uncut.append(True)
+            raw.rollback()
+
+    with fence.hold(BATCH, operation="settle") as lease:
+        with pytest.raises((errors.PgfenceError, psycopg.OperationalError)):
+            lease.apply(1, work)
+        lease.apply(1, lambda session: session.add(Invoice(id=1)))
+    assert uncut == [given_back]
+
+
 def test_work_may_use_savepoints(fence: pgfence.Fence[Session], served: Database) -> None:
     def work(session: Session) -> None:
         for number in (1, 1, 2):
