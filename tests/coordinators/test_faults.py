@@ -237,7 +237,7 @@ def test_r42_worker_cut_off_from_the_lock_service_doubts_stops_and_comes_back(
 ) -> None:
     with coordinate(kind) as coordinated, ExitStack() as stack:
         url, ways = stack.enter_context(ways_to(coordinated.servers))
-        lease = stack.enter_context(coordinated.hold("worker_a", RESOURCE, url=url, ttl=4.0))
+        lease = stack.enter_context(coordinated.hold("worker_a", RESOURCE, url=url, ttl=8.0))
         lease.apply({"page": 1}, settle(1))
         for way in ways:
             way.partition()
