@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def _running() -> Iterator[Callable[[str], Servers]]:
+def running_servers() -> Iterator[Callable[[str], Servers]]:
     found: dict[str, Servers] = {}
     with ExitStack() as stack:
 
@@ -42,9 +42,9 @@ def _running() -> Iterator[Callable[[str], Servers]]:
 
 
 @pytest.fixture(params=KINDS)
-def servers(request: pytest.FixtureRequest, _running: Callable[[str], Servers]) -> Servers:
+def servers(request: pytest.FixtureRequest, running_servers: Callable[[str], Servers]) -> Servers:
     """A lock service that the test leaves as it is."""
-    return _running(request.param)
+    return running_servers(request.param)
 
 
 @pytest.fixture(params=KINDS)
@@ -190,7 +190,7 @@ def invoices(database: Database) -> Database:
 
 @pytest.fixture
 def coordinate(
-    invoices: Database, keys: Keys, _running: Callable[[str], Servers]
+    invoices: Database, keys: Keys, running_servers: Callable[[str], Servers]
 ) -> Callable[..., AbstractContextManager[Coordinated]]:
     """coordinate(kind, *servers): the guarded database under a coordinator, else a shared one."""
 
@@ -199,7 +199,7 @@ def coordinate(
         if kind == "postgres":
             found = Coordinated(invoices, keys, "postgres", "postgres", *services)
         else:
-            servers = services[0] if services else _running(kind)
+            servers = services[0] if services else running_servers(kind)
             found = Coordinated(invoices, keys, servers.name, servers.url(), servers)
             found.switch(servers.name)
         try:

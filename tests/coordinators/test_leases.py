@@ -15,7 +15,9 @@ from pgfence import errors
 from pgfence.model.lease import State
 from tests.coordinators.conftest import KINDS, Coordinated
 from tests.coordinators.servers import Servers
-from tests.support import wait_until
+from tests.elsewhere import use_registry_elsewhere
+from tests.registry import registry
+from tests.support import Database, Keys, wait_until
 from tests.workers import end_lease, grant_of
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -136,6 +138,28 @@ def test_r36_tasks_wait_at_the_lock_service_and_leave_nothing_when_they_are_canc
     with coordinate(kind) as coordinated:
         assert asyncio.run(work(coordinated)) == 2
         assert coordinated.keys(RESOURCE) == []
+
+
+@pytest.mark.rule("R13", "R37")
+def test_r13_lock_service_chooses_for_a_registry_in_another_database(
+    invoices: Database, registry_database: Database, keys: Keys, running_servers: Any
+) -> None:
+    servers: Servers = running_servers("etcd")
+    use_registry_elsewhere(invoices, registry_database)
+    registry_database.connect("dba").execute(
+        "select pgfence_registry.switch_coordinator('etcd', true)"
+    )
+    with (
+        registry(registry_database, keys, servers.url()),
+        pgfence.connect(
+            invoices.dsn("worker_a"),
+            registry=registry_database.dsn("worker_a"),
+            coordinator=servers.url(),
+        ) as fence,
+        fence.hold(RESOURCE, operation="settle", ttl=30, timeout=60) as lease,
+    ):
+        lease.apply({"page": 1}, mark_invoice(1))
+        assert grant_of(lease.token).backend == "etcd"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from tests.coordinators.conftest import (  # noqa: F401 - fixtures
-    _running,
     coordinate,
     invoices,
+    running_servers,
 )
 from tests.faults.failover.conftest import (  # noqa: F401 - fixtures
     bin_dir,
