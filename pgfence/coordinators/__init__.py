@@ -55,7 +55,7 @@ def _module(scheme: str) -> ModuleType:
     try:
         return import_module(f"pgfence.coordinators.{name}")
     except ModuleNotFoundError as error:
-        if error.name != library:
+        if (error.name or "").partition(".")[0] != library:
             raise
         raise LockServiceError(
             f"coordinator {name} needs the package {library}: pip install 'pgfence[{name}]'"

@@ -1,0 +1,57 @@
+"""Coordinators by their names: what is refused before anything is asked."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from pgfence import coordinators
+from pgfence.coordinators.protocol import directory
+from pgfence.errors import InvalidArgumentError, LockServiceError
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "library", "extra"),
+    [
+        ("etcd://localhost:1", "etcd", "httpx", "pgfence[etcd]"),
+        ("zookeeper://localhost:1", "zookeeper", "kazoo", "pgfence[zookeeper]"),
+        ("redis://localhost:1", "redis", "redis", "pgfence[redis]"),
+    ],
+)
+def test_missing_client_library_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, library: str, extra: str
+) -> None:
+    monkeypatch.delitem(sys.modules, f"pgfence.coordinators.{module}", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    for reach in (coordinators.claimant, coordinators.inspector):
+        with pytest.raises(LockServiceError, match="pip install") as caught:
+            reach(url)
+        assert extra in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "consul://localhost", "etcd://", "zookeeper://", "etcd://host/path", "redis://h:x"]
+)
+def test_url_of_no_coordinator_is_refused(url: str) -> None:
+    for reach in (coordinators.claimant, coordinators.inspector):
+        with pytest.raises(InvalidArgumentError):
+            reach(url)
+
+
+def test_postgres_needs_no_looking_at() -> None:
+    assert coordinators.claimant("postgres").capabilities.name == "postgres"
+    with pytest.raises(InvalidArgumentError):
+        coordinators.inspector("postgres")
+
+
+def test_each_resource_has_a_directory_of_its_own() -> None:
+    assert directory("billing", "invoice-batch/2026-07-19") == (
+        "/pgfence/billing/invoice-batch%2F2026-07-19"
+    )
+    names = ["a", "a/b", "a%2Fb", ".", "..", "%2E", "a.b"]
+    found = {directory("billing", name) for name in names}
+    assert len(found) == len(names)
+    assert all(path.count("/") == 3 and "." not in path for path in found)
