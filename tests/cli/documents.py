@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgfence import embedded
+from pgfence.embedded import Server
 from tests import support
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,25 @@ def blocks(path: Path) -> list[Block]:
         Block(match[1], match[2], text.count("\n", 0, match.start()) + 1)
         for match in _BLOCK.finditer(text)
     ]
+
+
+def script(server: Server, page: list[Block]) -> str:
+    """One shell script of all blocks: SQL goes to psql as the role in its first line."""
+    passwords = {"postgres": server.password}
+    lines = ["set -euo pipefail", "trap 'kill $(jobs -p)' EXIT"]
+    for block in page:
+        passwords |= re.findall(r"create role (\w+) login .*password '([^']+)'", block.text)
+        match block.language:
+            case "sh":
+                lines.append(block.text)
+            case "sql":
+                role = block.text.partition("\n")[0].removeprefix("-- ")
+                database = "postgres" if role == "postgres" else "billing"
+                psql = f"PGPASSWORD='{passwords[role]}' '{psql_program()}' -v ON_ERROR_STOP=1"
+                lines.append(f"{psql} -X -U {role} -d {database} <<'SQL'\n{block.text}SQL")
+            case "python":
+                lines.append(f"'{sys.executable}' - <<'PYTHON'\n{block.text}PYTHON")
+    return "\n".join(lines)
 
 
 def normalised(output: str) -> str:

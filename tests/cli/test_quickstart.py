@@ -5,34 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from pgfence.embedded import Server
-from tests.cli.documents import ROOT, Block, blocks, program, psql_program
+from tests.cli.documents import ROOT, blocks, program, script
 from tests.registry import registry
 from tests.support import PATIENCE, Database, Keys, fast_folder
 
 PAGE = ROOT / "docs" / "quickstart.md"
-
-
-def script(server: Server, page: list[Block]) -> str:
-    """One shell script of all blocks: SQL goes to psql as the role in its first line."""
-    passwords = {"postgres": server.password}
-    lines = ["set -euo pipefail", "trap 'kill $(jobs -p)' EXIT"]
-    for block in page:
-        passwords |= re.findall(r"create role (\w+) login .*password '([^']+)'", block.text)
-        match block.language:
-            case "sh":
-                lines.append(block.text)
-            case "sql":
-                role = block.text.partition("\n")[0].removeprefix("-- ")
-                database = "postgres" if role == "postgres" else "billing"
-                psql = f"PGPASSWORD='{passwords[role]}' '{psql_program()}' -v ON_ERROR_STOP=1"
-                lines.append(f"{psql} -X -U {role} -d {database} <<'SQL'\n{block.text}SQL")
-            case "python":
-                lines.append(f"'{sys.executable}' - <<'PYTHON'\n{block.text}PYTHON")
-    return "\n".join(lines)
 
 
 def test_the_quickstart_goes_from_an_empty_server_to_a_receipt_and_a_refused_write(

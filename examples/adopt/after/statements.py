@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import pgfence
 
 from ..before.statements import claim, compose, write  # as they were
-from ..models import database
+from ..models import Job, database
 
 
 def main() -> None:
@@ -20,8 +20,9 @@ def main() -> None:
 
 def answer(fence: pgfence.Fence[Session], sessions: sessionmaker[Session], invoice_id: int) -> None:
     with fence.hold(f"statement/{invoice_id}", operation="write", ttl=30, timeout=0) as lease:
-        if lease.position().last_segment:
-            return  # whoever had it before has done it
+        with sessions() as session:
+            if session.get_one(Job, invoice_id).done:
+                return  # by whoever had it before: nothing of theirs can come any more
         text = compose(sessions, invoice_id)
         lease.apply({"text": text}, lambda session: write(session, invoice_id, text))
 
