@@ -271,6 +271,38 @@ def test_r10_enforced_a_stale_worker_is_refused(
     assert billing.one(case.written) == 22
 
 
+@pytest.mark.rule("R46")
+def test_r46_the_batch_goes_on_where_it_stopped_and_once_only(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    billing.database.connect().execute(
+        f"insert into invoices select i, '{DAY}', 100 from generate_series(2, 5) as i"
+    )
+    billing.shadow()
+    billing.enforce()
+    computed: list[int] = []
+
+    def charges(sessions: Any, page: list[int]) -> dict[int, int]:
+        if page == [3] and 3 not in computed:
+            computed.append(3)
+            raise ConnectionError("the first run ends here")
+        computed.extend(page)
+        return old_nightly.charges(sessions, page)
+
+    monkeypatch.setattr(old_nightly, "PAGE", 1)
+    monkeypatch.setattr(nightly, "charges", charges)
+    with pytest.raises(ConnectionError):
+        billing.run(nightly, DAY)
+    assert billing.one("select count(charged_cents) from invoices") == 2
+    billing.run(nightly, DAY, role="worker_b")
+    assert billing.one("select sum(charged_cents) from invoices") == 500
+    assert computed.count(1) == computed.count(2) == 1
+    before = list(computed)
+    billing.run(nightly, DAY)
+    assert computed == before
+    assert [r[1:] for r in receipts(billing.database)] == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
+
+
 @pytest.mark.rule("R44")
 @pytest.mark.parametrize("lost", ["lose_commit", "lose_reply_to_commit"])
 def test_r44_a_credit_whose_commit_was_not_answered_is_there_once(
