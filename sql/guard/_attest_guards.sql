@@ -18,6 +18,11 @@ begin
                     and not exists (
                         select from aclexplode(c.relacl) as a where a.privilege_type = 'TRIGGER' and a.grantee <> c.relowner)
                     and (select true from pg_inherits as i where i.inhrelid = p.protected_table limit 1) is null
+                    and not exists (
+                        select from regexp_matches(p.template, '[{]([^}]+)[}]', 'g') as x (match)
+                        left join pg_attribute as a on a.attrelid = p.protected_table and a.attname = x.match[1] and not a.attisdropped
+                        where (a.attgenerated <> 'v' and strpos(p.guard_source,
+                            concat('pg_typeof(v_row.', quote_ident(a.attname), ')::oid <> ', a.atttypid)) > 0) is not true)
                     and f.prosrc = p.guard_source and f.prosecdef and pg_get_userbyid(f.proowner) = 'pgfence_owner'
                     and f.proconfig = array['search_path=pg_catalog, pg_temp']
                     and (
@@ -62,8 +67,8 @@ begin
         -- a partition has the row trigger as long as it is one; one attached later has nothing else
         where t.row_enabled is not null
           and (c.relpersistence = 'p' and not c.relhasrules
-               and (t.statement_types = 62 and t.row_enabled in (ascii('A'), ascii('R')) and c.relkind in ('r', 'p')
-                    or t.row_enabled = ascii('A') and c.relkind = 'r')
+               and c.relkind in ('r', 'p')
+               and (t.row_enabled = ascii('A') or t.row_enabled = ascii('R') and t.statement_types = 62 and not c.relispartition)
                and not exists (
                    select from aclexplode(c.relacl) as a
                    where a.grantee <> c.relowner

@@ -29,6 +29,7 @@ COLUMNS = {
     "alter table {top} alter column amount set storage plain": HELD,
     "alter table {top} alter column amount set compression pglz": HELD,
     "alter table {top} rename column amount to price": HELD,
+    "alter table {top} rename column batch_date to day": NOTICED,
 }
 RELATION = {
     "alter table {t} add check (amount > 5) not valid": HELD,
@@ -60,6 +61,13 @@ ORDINARY = {
 }
 PLAIN = {
     "alter table {top} add column key integer generated always as identity": HELD,
+    "alter table {t} drop column batch_date": NOTICED,
+    "alter table {t} drop column batch_date; alter table {t} add batch_date date": HELD,
+    "18 alter table {t} drop column batch_date;"
+    " alter table {t} add batch_date date generated always as (null)": NOTICED,
+    "alter table {t} alter column batch_date type timestamp": NOTICED,
+    "alter table {t} alter column batch_date type timestamp;"
+    " alter table {t} alter column batch_date type date": HELD,
     "alter table {t} disable trigger user;"
     " alter table {t} enable always trigger pgfence_guard_row": NOTICED,
     "create table child_{n} () inherits ({t})": NOTICED,

@@ -209,6 +209,38 @@ def test_r25_damage_in_the_middle_of_a_partition_tree_is_held_below_or_stops_adm
     assert_refused_until_mended(owner, writer)
 
 
+@pytest.mark.parametrize("name", ["batch_date", "Batch date", "a'b"])
+@pytest.mark.parametrize("kind", ["plain", "partitioned"])
+def test_r25_column_that_names_the_resource_is_missed(
+    owner: psycopg.Connection[Any], writer: Writer, kind: str, name: str
+) -> None:
+    column = psycopg.sql.Identifier(name).as_string(owner)
+    by = " partition by list (id)" if kind == "partitioned" else ""
+    run(owner, f"create table invoices (id integer, {column} date){by}")
+    protect(owner, "invoices", f"invoice-batch/{{{name}}}")
+    admit(writer)
+    for damage, change in (
+        (f"rename {column} to gone", f"rename gone to {column}"),
+        (f"drop {column}", f"add {column} date"),
+        (f"alter {column} type text", ""),
+        (f"alter {column} type date using null", ""),
+    ):
+        run(owner, f"alter table invoices {damage}")
+        assert_refused_until_mended(
+            owner, writer, f"alter table invoices {change}" if change else ""
+        )
+
+
+def test_r25_row_trigger_of_a_partition_for_replicas_only_stops_admission(
+    owner: psycopg.Connection[Any], writer: Writer
+) -> None:
+    make_table(owner, "invoices", "partitioned")
+    protect(owner, "invoices")
+    admit(writer)
+    run(owner, "alter table invoices_0 enable replica trigger pgfence_guard_row")
+    assert_refused_until_mended(owner, writer)
+
+
 FUNCTION_DAMAGES = {
     "another body": "create or replace function pgfence._guard_1() returns trigger language plpgsql"
     " security definer set search_path = pg_catalog, pg_temp as 'begin return null; end'",
