@@ -210,7 +210,7 @@ def swallows(session: Session) -> None:
         session.flush()
 
 
-@pytest.mark.parametrize("undoes", [rolls_back, swallows, Session.close], ids=str)
+@pytest.mark.parametrize("undoes", [rolls_back, swallows, Session.close])
 def test_work_that_undoes_the_transaction_is_no_segment(
     fence: pgfence.Fence[Session], served: Database, undoes: Callable[[Session], object]
 ) -> None:
@@ -379,7 +379,7 @@ def test_a_segment_begins_again_where_the_pool_had_a_dead_connection(
     assert counts(served) == (2, 2)
 
 
-@pytest.mark.parametrize("fails", [rolls_back, swallows, Session.commit], ids=str)
+@pytest.mark.parametrize("fails", [rolls_back, swallows, Session.commit])
 def test_no_transaction_stays_open_in_a_pool_that_resets_nothing(
     make_engine: MakeEngine, served: Database, fails: Callable[[Session], object]
 ) -> None:
