@@ -672,7 +672,8 @@ class BaseLease(Generic[S]):
             Verdict(
                 "PAYLOAD_CONFLICT",
                 explanation=f"an earlier owner applied segment {segment.number} of this operation "
-                f"on {self.resource} with another payload",
+                f"on {self.resource} with another payload: the items are others, or in another "
+                "order, or continues_root names another kind of work",
                 resource=self.resource,
                 payload_digest=payload_digest(segment.payload),
             )
