@@ -30,6 +30,7 @@ from examples.adopt.before import statements as old_statements
 from pgfence.errors import from_driver
 from pgfence.install import source_dir
 from tests.examples.conftest import EXAMPLES, receipts
+from tests.guarded import refused
 from tests.proxy import proxy_to
 from tests.rollout import enforce, evidence, shadow
 from tests.support import Database
@@ -98,6 +99,20 @@ def billing(guarded: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return billing
 
 
+def test_a_new_database_gets_pgfence_from_alembic_and_is_enforced_at_once(
+    billing: Billing, empty_database: Database
+) -> None:
+    """docs/adopt.md says so of laptops, where the role that migrates is a superuser."""
+    billing.set_environment("BILLING_DSN", empty_database.dsn())
+    config = Config(str(billing.folder / "alembic.ini"))
+    command.upgrade(config, "heads")
+    command.upgrade(config, "heads")
+    with refused("PF201"):
+        empty_database.connect().execute("insert into accounts select 1")
+    command.downgrade(config, "0001_tables")
+    empty_database.connect().execute("insert into accounts select 1")
+
+
 def test_the_service_runs_before_in_shadow_and_enforced(
     billing: Billing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +159,9 @@ def test_the_service_runs_before_in_shadow_and_enforced(
     billing.enforce()
     everything(5, *new)
     for program, arguments in ((old_desk, [5, 31]), (old_nightly, [DAY]), (old_balances, [])):
-        with pytest.raises(DBAPIError) as refused:
+        with pytest.raises(DBAPIError) as failed:
             billing.run(program, *arguments)
-        assert isinstance(from_driver(refused.value), pgfence.NotAdmittedError)
+        assert isinstance(from_driver(failed.value), pgfence.NotAdmittedError)
 
 
 @dataclass(frozen=True)
