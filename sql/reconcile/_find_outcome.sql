@@ -60,11 +60,11 @@ begin
         v_outcome.explanation := v_what || ' lies in a stretch whose receipts were pruned';
         return v_outcome;
     end if;
-    if exists (select from (select r.* from pgfence.rollout as r
-                             where r.prefix <= p_resource and pg_catalog.starts_with(p_resource, r.prefix)
-                             order by r.prefix desc limit 1) as r
-                where r.shadow_since is not null
-                  and (r.enforced_since is null or (r.enforced_since <= v_operation.granted_at) is not true)) then
+    -- Granted before the longest prefix was enforced, while this one or a shorter one was in shadow?
+    if exists (select from pgfence.rollout as r
+                where r.prefix <= p_resource and pg_catalog.starts_with(p_resource, r.prefix)
+               having pg_catalog.bool_or(r.shadow_since is not null)
+                  and ((pg_catalog.array_agg(r.enforced_since order by r.prefix desc))[1] <= v_operation.granted_at) is not true) then
         v_outcome.reason := 'IN_SHADOW';
         v_outcome.explanation := pg_catalog.format('%s has no receipt, but %s was in shadow, where rows are written without one', v_what, p_resource);
         return v_outcome;

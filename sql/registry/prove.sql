@@ -16,7 +16,10 @@ declare
     v_status pgfence._status;
     v_now constant timestamptz := pg_catalog.clock_timestamp();
 begin
-    if p_issued_after is null then
+    if pg_catalog.current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+        perform pgfence._raise('INVALID_ARGUMENT', 'prove: an old snapshot does not show that a lease is held',
+            'Call it in READ COMMITTED, in a transaction of its own.', 'R13');
+    elsif p_issued_after is null then
         perform pgfence._raise('INVALID_ARGUMENT', 'prove: p_issued_after is NULL',
             'Pass issuedAt of the latest proof, or 0.', 'R13');
     elsif v_grant.lease is null then
@@ -70,4 +73,4 @@ $$;
 revoke all on function pgfence_registry.prove(text, bigint) from public;
 grant execute on function pgfence_registry.prove(text, bigint) to pgfence_app;
 comment on function pgfence_registry.prove(text, bigint) is
-    'A status proof of one of the caller''s leases, issued later than p_issued_after (microseconds), for fenced_apply() in another database (R13). remaining_ms is what is left of the proof. Raises PF301, PF302.';
+    'A status proof of one of the caller''s leases, issued later than p_issued_after (microseconds), for fenced_apply() in another database (R13). remaining_ms is what is left of the proof. Raises PF301, PF302; needs READ COMMITTED.';

@@ -19,6 +19,7 @@ declare
     v_fence pgfence.fences;
     v_highest pgfence.operations;
     v_lease record;
+    v_locked_until timestamptz;
     v_receipt pgfence.receipts;
     v_lowest_epoch bigint;
     v_step bigint;
@@ -59,7 +60,7 @@ begin
             -- R9: the fence row lock. What follows reads what is committed after it. A fence below
             -- the highest stays below it (R17), and a lease that is over stays over: neither can be
             -- accepted any more, so neither needs the lock, and a past owner holds up nobody. (An
-            -- old snapshot cannot tell that a lease is over.)
+            -- old snapshot cannot tell that a lease is over; a status proof needs no snapshot.)
             select c.* into strict v_configuration from pgfence.configuration as c;
             loop
                 select f.* into v_fence from pgfence.fences as f where f.resource = v_grant.resource;
@@ -67,12 +68,15 @@ begin
                     insert into pgfence.fences (resource) values (v_grant.resource) on conflict do nothing;
                 end if;
                 v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());
-                exit when v_grant.fence_token < v_fence.highest_fence or not v_lease.held and not v_snapshot_isolation;
+                exit when v_grant.fence_token < v_fence.highest_fence
+                       or not v_lease.held and not (v_snapshot_isolation and v_lease.verdict = 'NOT_HELD');
                 select f.* into v_fence from pgfence.fences as f
                  where f.resource = v_grant.resource for no key update;
                 exit when found;
             end loop;
             if v_lease.held then
+                v_locked_until := case when v_grant.fence_token >= v_fence.highest_fence
+                                       then greatest(v_lease.held_until, pg_catalog.clock_timestamp() + interval '5 seconds') end;
                 v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());
             end if;
             if v_snapshot_isolation then
@@ -227,6 +231,11 @@ begin
         end if;
     end rules;
 
+    -- Who is not admitted keeps the lock all the same: no longer than the lease, or to hear the verdict (R20).
+    if v_locked_until is not null and (v_refused is not null or p_segment_seq is null)
+       and pgfence._shadow_prefix(v_grant.resource) is null then
+        perform pgfence._limit_transaction(v_locked_until);
+    end if;
     if v_refused is not null then
         return row(pgfence._refuse(v_refused, v_reason, v_explanation, v_grant, v_digest, v_fence, p_segment_seq,
                                    p_payload_digest, coalesce(v_grant.resource, pgfence._claimed_resource(p_grant))),

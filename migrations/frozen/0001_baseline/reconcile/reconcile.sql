@@ -68,9 +68,13 @@ begin
         end if;
     end if;
     if v_outcome.outcome in ('ACCEPTED', 'PROVEN_NOT_APPLIED') then
-        delete from pgfence.unknown_mutations as u
-         where u.resource = p_resource and u.operation_root = p_operation_root and u.segment_seq = p_segment_seq
-           and u.reported_at is not null and (u.answer is null or u.answer = 'ASK_A_PERSON');
+        -- A locked row is an answer in an open transaction: nobody waits for it.
+        delete from pgfence.unknown_mutations as d
+         where d.ctid in (
+               select u.ctid from pgfence.unknown_mutations as u
+                where u.resource = p_resource and u.operation_root = p_operation_root and u.segment_seq = p_segment_seq
+                  and u.reported_at is not null and (u.answer is null or u.answer = 'ASK_A_PERSON')
+                  for update skip locked);
         if found then
             raise log 'pgfence reconciled %: session_role=% resource=% fence_token=% segment_seq=%', v_outcome.outcome,
                 pg_catalog.quote_ident(session_user), p_resource, v_outcome.fence_token, p_segment_seq;

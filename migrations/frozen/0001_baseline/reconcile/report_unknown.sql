@@ -1,6 +1,6 @@
 -- A worker says that the COMMIT of its segment was not answered (R44). The grant says whose segment it was:
--- it need not be held any more. Again: nothing. Takes no lock that a segment waits for. False when nothing
--- more is noted, because the operation has 64 rows already.
+-- it need not be held any more. Again: nothing, but that a later grant of the same root counts. Takes no lock
+-- that a segment waits for. False when nothing more is noted, because the operation has 64 rows already.
 create function pgfence.report_unknown(p_grant text, p_segment_seq bigint, p_payload_digest text)
 returns boolean
 language plpgsql
@@ -28,13 +28,17 @@ begin
     end if;
     raise log 'pgfence unknown: session_role=% resource=% fence_token=% segment_seq=% payload=%',
         pg_catalog.quote_ident(session_user), v_grant.resource, v_grant.fence_token, p_segment_seq, p_payload_digest;
-    insert into pgfence.unknown_mutations
+    insert into pgfence.unknown_mutations as n
         (resource, operation_root, segment_seq, fence_token, workload, payload_digest, reported_at, reported_by)
     select v_grant.resource, v_grant.operation_root, p_segment_seq, v_grant.fence_token, v_grant.owner,
            pg_catalog.decode(p_payload_digest, 'hex'), pg_catalog.clock_timestamp(), session_user
      where (select pg_catalog.count(*) from pgfence.unknown_mutations as u
              where u.resource = v_grant.resource and u.operation_root = v_grant.operation_root) < 64
-    on conflict do nothing;
+       and not exists (select from pgfence.unknown_mutations as u
+                        where u.resource = v_grant.resource and u.operation_root = v_grant.operation_root
+                          and u.segment_seq = p_segment_seq and u.fence_token >= v_grant.fence_token)
+    on conflict (resource, operation_root, segment_seq) do update set fence_token = excluded.fence_token
+     where n.fence_token < excluded.fence_token;
     return found or exists (
         select from pgfence.unknown_mutations as u
          where u.resource = v_grant.resource and u.operation_root = v_grant.operation_root and u.segment_seq = p_segment_seq);
