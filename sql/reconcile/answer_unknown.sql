@@ -37,10 +37,18 @@ begin
         select from pgfence.unknown_mutations as u
          where u.resource = p_resource and u.operation_root = p_operation_root and u.segment_seq = p_segment_seq
            and u.reported_at is not null);
+    -- Before the fence row: whoever waits for another answer's open transaction has no lock that others need.
+    insert into pgfence.unknown_mutations as u
+        (resource, operation_root, segment_seq, fence_token, workload, answer, evidence, handler, answered_at, answered_by)
+    values (p_resource, p_operation_root, p_segment_seq, v_outcome.fence_token, v_outcome.owner, p_answer, p_evidence, p_handler,
+            v_now, session_user)
+    on conflict (resource, operation_root, segment_seq) do update
+       set answer = excluded.answer, evidence = excluded.evidence, handler = excluded.handler,
+           answered_at = excluded.answered_at, answered_by = excluded.answered_by;
     begin
         perform from pgfence.fences as f where f.resource = p_resource for no key update;
         v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, null);
-        if v_outcome.reason = 'LEASE_OVER' and p_answer = 'NOT_APPLIED' then
+        if v_outcome.reason in ('LEASE_OVER', 'IN_SHADOW') and p_answer = 'NOT_APPLIED' then
             -- A locked grant row is a renewal in flight; who waited for it could be waited for.
             select g.* into v_lease
               from pgfence_registry.grants as g
@@ -53,6 +61,11 @@ begin
             when v_outcome.reason = 'LEASE_HELD' and p_answer <> 'ASK_A_PERSON' then v_outcome.explanation
             when v_outcome.reason = 'LEASE_OVER' and p_answer = 'NOT_APPLIED' and v_lease.lease is null
                 then 'the lease is just being renewed'
+            when v_outcome.reason = 'IN_SHADOW' and p_answer = 'NOT_APPLIED' and v_lease.lease is null
+                 and exists (select from pgfence_registry.grants as g join pgfence.fences as f on f.resource = g.resource
+                              where g.resource = p_resource and g.fence_token = v_outcome.fence_token
+                                and f.highest_fence <= g.fence_token and g.state = 'HELD')
+                then 'the lease is held: it may still come'
         end;
         if v_refused is not null then
             perform pgfence._raise('DECISION_REFUSED', pg_catalog.format('%s is not the answer: %s', p_answer, v_refused),
@@ -80,13 +93,6 @@ begin
             pg_catalog.format('answer_unknown: nobody has asked what became of segment %s of %s', p_segment_seq, p_resource),
             'pgfence.unknown_outcomes() shows what is unknown.', 'R45');
     end if;
-    insert into pgfence.unknown_mutations as u
-        (resource, operation_root, segment_seq, fence_token, workload, answer, evidence, handler, answered_at, answered_by)
-    values (p_resource, p_operation_root, p_segment_seq, v_outcome.fence_token, v_outcome.owner, p_answer, p_evidence, p_handler,
-            v_now, session_user)
-    on conflict (resource, operation_root, segment_seq) do update
-       set answer = excluded.answer, evidence = excluded.evidence, handler = excluded.handler,
-           answered_at = excluded.answered_at, answered_by = excluded.answered_by;
     raise log 'pgfence answered %: session_role=% handler=% resource=% fence_token=% segment_seq=% evidence=%', p_answer,
         pg_catalog.quote_ident(session_user), pg_catalog.to_json(p_handler), p_resource, v_outcome.fence_token, p_segment_seq,
         pg_catalog.to_json(p_evidence);

@@ -12,8 +12,8 @@ import pytest
 from tests.elsewhere import Owner, use_registry_elsewhere
 from tests.guarded import refused
 from tests.rollout import enforce, shadow
-from tests.support import Database, Keys
-from tests.workers import Worker, as_owner, end_lease, fence_row, grant_of
+from tests.support import Database, Keys, wait_until_blocked
+from tests.workers import Worker, as_owner, end_lease, fence_row, grant_of, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
 DIGEST = hashlib.sha256(b"payload").hexdigest()
@@ -215,3 +215,51 @@ def test_r13_an_old_snapshot_gives_no_proof_of_a_lease_that_was_revoked_since(
     owner.registry.conn.execute("rollback")
     with psycopg.connect(registry.dsn("auditor")) as conn:
         assert conn.execute("select count(*) from pgfence_registry.proofs").fetchone() == (0,)
+
+
+# Answers
+
+
+def answer(by: Worker, token: str, segment: int, says: str) -> Any:
+    return by.call(
+        "select * from pgfence.answer_unknown(%s, %s, %s, %s, 'seen')",
+        [RESOURCE, grant_of(token).operation_root, segment, says],
+    )
+
+
+def test_r45_after_not_applied_no_commit_comes_of_what_began_in_shadow(worker: Worker) -> None:
+    shadow(worker.database, "invoice-batch/")
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    report(worker, held.token, 2)
+    with refused("PF307"):
+        answer(worker, held.token, 2, "NOT_APPLIED")
+    enforce(worker.database, "invoice-batch/")
+    with refused("PF307"):
+        answer(worker, held.token, 2, "NOT_APPLIED")
+    end_lease(worker.database, held.lease)
+    assert answer(worker, held.token, 2, "NOT_APPLIED").reason == "IN_SHADOW"
+    # also where the clock goes back
+    as_owner(
+        worker.database,
+        "update pgfence_registry.grants set lease_ends_at = now() + interval '1 hour'",
+    )
+    assert worker.apply(held.token, 2).verdict == "NOT_HELD"
+
+
+def test_r20_who_waits_with_an_answer_for_another_one_holds_no_lock(
+    worker: Worker, successor: Worker, keys: Keys
+) -> None:
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    report(worker, held.token, 2)
+    end_lease(worker.database, held.lease)
+    operator = Worker.login(worker.database, keys, "dba")
+    wait_no_longer(successor)
+    with worker.transaction():
+        answer(worker, held.token, 2, "ASK_A_PERSON")
+        settled = in_background(lambda: answer(operator, held.token, 2, "NOT_APPLIED"))
+        wait_until_blocked(worker.database.connect(), operator.pid)
+        after = successor.acquire(RESOURCE)
+        assert successor.apply(after.token, 1).verdict == "ACCEPTED"
+    assert settled.result().outcome == "PROVEN_NOT_APPLIED"
