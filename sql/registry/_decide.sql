@@ -10,6 +10,7 @@ declare
     v_fence pgfence.fences;
     v_now timestamptz;
     v_epoch_floor bigint;
+    v_lock_timeout constant text := pg_catalog.current_setting('lock_timeout');
 begin
     -- A lease of before a restore or promotion is of no more use to anyone: nobody waits for its end.
     select c.epoch_floor into strict v_epoch_floor from pgfence.configuration as c;
@@ -42,11 +43,17 @@ begin
          where f.resource = p_request.resource for no key update skip locked;
         exit when found;
         if not exists (select from pgfence.fences as f where f.resource = p_request.resource) then
-            -- One at a time makes the row, and the others do not wait where nobody sees it.
-            if not pgfence_registry._try_mark(p_request.resource) then
-                return pgfence_registry._wait(p_request, v_now, 'a transaction on the resource is still open');
-            end if;
-            insert into pgfence.fences (resource) values (p_request.resource) on conflict do nothing;
+            -- One at a time makes the row, and shows it by the mark; the others do not wait where nobody sees
+            -- it. The mark decides nothing: any client may hold it.
+            perform pgfence_registry._try_mark(p_request.resource);
+            begin
+                perform pg_catalog.set_config('lock_timeout', '10ms', true);
+                insert into pgfence.fences (resource) values (p_request.resource) on conflict do nothing;
+                perform pg_catalog.set_config('lock_timeout', v_lock_timeout, true);
+            exception
+                when lock_not_available then
+                    return pgfence_registry._wait(p_request, v_now, 'a transaction on the resource is still open');
+            end;
             continue;
         end if;
         if not p_may_wait then

@@ -263,3 +263,25 @@ def test_r20_who_waits_with_an_answer_for_another_one_holds_no_lock(
         after = successor.acquire(RESOURCE)
         assert successor.apply(after.token, 1).verdict == "ACCEPTED"
     assert settled.result().outcome == "PROVEN_NOT_APPLIED"
+
+
+# New resources
+
+
+def test_r36_an_advisory_lock_keeps_nobody_from_a_new_resource(
+    worker: Worker, database: Database, successor: Worker
+) -> None:
+    stranger = database.connect("auditor")
+    stranger.execute(
+        "select pg_advisory_lock(m.class, m.number) from (values (1885824357, hashtext(%s)))"
+        " as m (class, number)",
+        [RESOURCE],
+    )
+    worker.conn.execute("set lock_timeout = '7s'")
+    with worker.transaction():
+        assert worker.ask(RESOURCE).state == "SIGNING"
+        assert worker.conn.execute("show lock_timeout").fetchone() == ("7s",)
+        # control: who really makes the row is waited for, and not by a lock that nobody sees
+        asked = successor.ask(RESOURCE)
+        assert asked.state == "WAIT"
+        assert asked.reason == "a transaction on the resource is still open"
