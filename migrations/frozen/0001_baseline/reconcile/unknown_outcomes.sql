@@ -20,7 +20,8 @@ as $$
         select 'UNANSWERED_COMMIT' as kind, u.reported_at as since, u.answer, u.evidence, u.answered_by, o.outcome, o.reason,
                o.explanation, o.ask, u.resource, u.operation_root, u.segment_seq, u.fence_token, u.workload,
                pg_catalog.encode(u.payload_digest, 'hex') as payload_digest
-          from pgfence.unknown_mutations as u
+          from visible as v
+          join pgfence.unknown_mutations as u on v.all_of_it or u.workload = v.workload  -- nobody waits for others' rows
          cross join lateral pgfence._find_outcome(u.resource, u.operation_root, u.segment_seq, null) as o
          where u.reported_at is not null and (u.answer is null or u.answer = 'ASK_A_PERSON')
     ), half_done as (
