@@ -41,6 +41,14 @@ STUBBORN = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _hang_up_is_heard() -> Iterator[None]:
+    """Under nohup the tests, and whatever they start, would ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def invoices(database: Database, keys: Keys) -> Iterator[Database]:
     """An invoice behind the guard, and a registry that signs."""

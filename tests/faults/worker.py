@@ -26,7 +26,7 @@ def main(resource: str, ttl: float, statements: list[str]) -> None:
     if os.environ.get("HEEDLESS"):
         heedless: Any = pgfence.Lease
         heedless._must_stop = lambda lease: False
-        heedless.on_lost = lambda lease, function: None
+        heedless._stop_work = lambda lease: None
     registry = os.environ.get("PGFENCE_REGISTRY")
     fence = pgfence.connect(os.environ["PGFENCE_DSN"], registry=registry)
     say("connected")

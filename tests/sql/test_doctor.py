@@ -480,6 +480,7 @@ def test_r26_what_mends_is_quoted(patient: Database) -> None:
         findings = examine(patient)
         assert {f.code for f in findings} == {
             "GUARD_NOT_WHOLE",
+            "MISSING_RIGHT",
             "OBJECT_OWNER",
             "TABLE_RIGHT",
             "UNKNOWN_OBJECT",
@@ -588,6 +589,9 @@ def test_r26_who_may_not_look_is_told_what_was_not_looked_at(patient: Database) 
         "permission denied for table workload_roles",
         "permission denied for view workload_logins",
         "permission denied for table protected_tables",
+        "permission denied for table rollout",
+        "permission denied for table trust_keys",
+        "permission denied for table configuration",
         "permission denied for function attestation_source",
     }
     assert not report.is_clean

@@ -21,8 +21,8 @@ begin
                     and not exists (
                         select from regexp_matches(p.template, '[{]([^}]+)[}]', 'g') as x (match)
                         left join pg_attribute as a on a.attrelid = p.protected_table and a.attname = x.match[1] and not a.attisdropped
-                        where (a.attgenerated <> 'v' and strpos(p.guard_source,
-                            concat('pg_typeof(v_row.', quote_ident(a.attname), ')::oid <> ', a.atttypid)) > 0) is not true)
+                        where (a.attgenerated <> 'v' and strpos(replace(p.guard_source, '"', ''),
+                            concat('pg_typeof(v_row.', replace(a.attname::text, '"', ''), ')::oid <> ', a.atttypid)) > 0) is not true)
                     and f.prosrc = p.guard_source and f.prosecdef and pg_get_userbyid(f.proowner) = 'pgfence_owner'
                     and f.proconfig = array['search_path=pg_catalog, pg_temp']
                     and (

@@ -56,10 +56,11 @@ left join lateral (
     limit 1
 ) as f on true
 cross join lateral (
-    -- columns of the template; the guard function looks at their types as pgfence._guard_source wrote it
+    -- columns of the template; the guard function looks at their types as pgfence._guard_source wrote it,
+    -- with quotes or without, as quote_all_identifiers was then
     select min(n.name) filter (where a.attnum is null or a.attgenerated = 'v') as lost,
-           min(n.name) filter (where a.attnum is not null and pg_catalog.strpos(p.guard_source,
-               pg_catalog.concat('pg_typeof(v_row.', pg_catalog.quote_ident(a.attname), ')::oid <> ', a.atttypid)) = 0) as changed
+           min(n.name) filter (where a.attnum is not null and pg_catalog.strpos(pg_catalog.replace(p.guard_source, '"', ''),
+               pg_catalog.concat('pg_typeof(v_row.', pg_catalog.replace(a.attname::text, '"', ''), ')::oid <> ', a.atttypid)) = 0) as changed
     from (select x.match[1] as name from pg_catalog.regexp_matches(p.template, '[{]([^}]+)[}]', 'g') as x (match)) as n
     left join pg_catalog.pg_attribute as a on a.attrelid = top.oid and a.attname = n.name and a.attnum > 0 and not a.attisdropped
 ) as k
