@@ -1,9 +1,11 @@
 -- The half of protect that needs pgfence's rights: notes the table and writes its guard function.
 -- Whoever calls it alone has a table without triggers, which refuses admission and nothing else.
+-- What it writes does not depend on how the client quotes names.
 create function pgfence.prepare_protection(p_table regclass, p_template text)
 returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set quote_all_identifiers = off
 as $$
 declare
     v_owner regrole;

@@ -440,3 +440,20 @@ def test_r25_replay_and_refusal_do_not_need_the_guard(
     assert worker.apply(token, 7).verdict == "SEGMENT_GAP"
     with refused("PF202"):
         worker.apply(token, 2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "partitioned"])
+@pytest.mark.parametrize("then, now", [("off", "on"), ("on", "off")])
+def test_r25_a_guard_is_whole_however_a_client_quotes(
+    owner: psycopg.Connection[Any], writer: Writer, kind: str, then: str, now: str
+) -> None:
+    make_table(owner, "invoices", kind)
+    run(owner, f"set quote_all_identifiers = {then}")
+    protect(owner, "invoices")
+    run(writer.conn, f"set quote_all_identifiers = {now}")
+    admit(writer)
+    with writer.admitted(BATCH):  # the long way too: outside READ COMMITTED nothing is remembered
+        run(writer.conn, "select 1")
+    run(owner, "alter table invoices disable trigger pgfence_guard_truncate")
+    with refused("PF202"):
+        admit(writer)

@@ -3,6 +3,7 @@ create function pgfence._write_attestation()
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set quote_all_identifiers = off
 as $$
 begin
     -- One at a time: two writers of one function would fail.
