@@ -146,7 +146,7 @@ class Fence(BaseFence[Session], Generic[Tx]):
         the operation root. request_id: asking again with the same one gives the same grant (R34),
         made up by default. continues_root: the root of the operation that this one takes up, see
         `position`. timeout: seconds to wait for the resource; None waits for ever, 0 asks once. A
-        grant that is decided gets a second longer to be signed. acknowledged: receipts of the
+        grant that is decided gets three seconds longer to be signed. acknowledged: receipts of the
         resource that the caller has kept; what this `Fence` has seen itself it remembers.
 
         With a lock service the resource is waited for there, and the lease ends no later than this

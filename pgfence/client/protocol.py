@@ -249,7 +249,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 #: The same where no notification comes, so that a waiter has to look.
 _FIRST_LOOK, _LONGEST_LOOK = 0.01, 0.25
 #: Seconds that a call which may wait for a lock gets, and a decided grant to be signed.
-_SHORTEST_CALL, _LONGEST_CALL, _SIGNING = 1.0, 30.0, 1.0
+_SHORTEST_CALL, _LONGEST_CALL, _SIGNING = 1.0, 30.0, 3.0
 #: Seconds that a renewal gets at least, also where a third of the lease is less.
 _SHORTEST_RENEWAL = 0.25
 
@@ -293,7 +293,7 @@ def acquire(
     """
     until = inf if timeout is None else clock() + timeout
     if wanted.coordinator != "postgres":
-        # A key that holds gets a second longer to be seen.
+        # A key that holds gets three seconds longer to be seen.
         until = max(until, clock() + _SIGNING)
     listening: str | None = None
     woken, look = True, _FIRST_LOOK

@@ -443,7 +443,7 @@ def test_r25_replay_and_refusal_do_not_need_the_guard(
 
 
 @pytest.mark.parametrize("kind", ["plain", "partitioned"])
-@pytest.mark.parametrize("then, now", [("off", "on"), ("on", "off")])
+@pytest.mark.parametrize(("then", "now"), [("off", "on"), ("on", "off")])
 def test_r25_a_guard_is_whole_however_a_client_quotes(
     owner: psycopg.Connection[Any], writer: Writer, kind: str, then: str, now: str
 ) -> None:
