@@ -664,8 +664,9 @@ CHECKS: tuple[Check, ...] = (
         f"""
         select p.oid::regprocedure::text as object
           from {_installed("functions")} join ({_FUNCTIONS}) on e.name = n.nspname || '.' || p.proname
-         where array_remove(array_remove(p.proconfig, 'enable_seqscan=off'), 'jit=off')
-               is distinct from array['search_path=pg_catalog, pg_temp']
+         where array(select c.setting from unnest(p.proconfig) as c (setting)
+                      where c.setting not in ('enable_seqscan=off', 'jit=off', 'quote_all_identifiers=off'))
+               <> array['search_path=pg_catalog, pg_temp']
         """,
         "{object} does not pin its search_path",
         (
