@@ -41,6 +41,8 @@ WRITE = "update free_invoices set settled = settled + 1 where id = 0"
 GUARDED_WRITE = "update invoices set settled = settled + 1 where id = 0"
 #: Seconds that a lease lasts whose owner was killed; etcd knows whole seconds only.
 TTL = 2
+#: Of all others: longer than any of them holds.
+LONG_TTL = 30
 #: Seconds that a waiter is given.
 PATIENCE = 60.0
 #: Seconds in which a waiter comes to stand in line.
@@ -51,7 +53,7 @@ class Owner(ABC):
     """Somebody who takes a resource, writes, and gives it back."""
 
     @abstractmethod
-    def take(self, ttl: float) -> None:
+    def take(self) -> None:
         """Wait for the resource."""
 
     @abstractmethod
@@ -70,14 +72,15 @@ class Owner(ABC):
 class PgfenceOwner(Owner):
     """By pgfence, with PostgreSQL alone."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, ttl: float) -> None:
         self._fence = pgfence.connect(dsn)
+        self._ttl = ttl
         self._held = ExitStack()
         self._lease: pgfence.Lease | None = None
 
-    def take(self, ttl: float) -> None:
+    def take(self) -> None:
         self._lease = self._held.enter_context(
-            self._fence.hold(RESOURCE, operation="settle", ttl=ttl, timeout=PATIENCE)
+            self._fence.hold(RESOURCE, operation="settle", ttl=self._ttl, timeout=PATIENCE)
         )
 
     def write(self) -> None:
@@ -94,14 +97,17 @@ class PgfenceOwner(Owner):
 class EtcdOwner(Owner):
     """By a lock of etcd's: the key that was created first."""
 
-    def __init__(self, dsn: str, url: str) -> None:
+    def __init__(self, dsn: str, url: str, ttl: float) -> None:
         self._conn = psycopg.connect(dsn, autocommit=True)
+        self._ttl = ttl
         self._claimant = etcd.claimant(url)
         self._claim: Any = None
 
-    def take(self, ttl: float) -> None:
+    def take(self) -> None:
         patience = Patience(monotonic() + PATIENCE, monotonic)
-        self._claim = self._claimant.claim("/bench", f"{os.getpid()}-{id(self)}", ttl, patience)
+        self._claim = self._claimant.claim(
+            "/bench", f"{os.getpid()}-{id(self)}", self._ttl, patience
+        )
 
     def write(self) -> None:
         self._conn.execute(WRITE)
@@ -122,7 +128,7 @@ class ZooKeeperOwner(Owner):
         self._client.start()
         self._lock = self._client.Lock("/bench", f"{os.getpid()}-{id(self)}")
 
-    def take(self, ttl: float) -> None:
+    def take(self) -> None:
         self._lock.acquire(timeout=PATIENCE)
 
     def write(self) -> None:
@@ -138,10 +144,10 @@ class ZooKeeperOwner(Owner):
 
 
 def owner(kind: str, dsn: str, place: str, ttl: float) -> Owner:
-    """One of the three."""
+    """One of the three. ttl: seconds that its lease or session lasts without being renewed."""
     if kind == "pgfence":
-        return PgfenceOwner(dsn)
-    return EtcdOwner(dsn, place) if kind == "etcd" else ZooKeeperOwner(dsn, place, ttl)
+        return PgfenceOwner(dsn, ttl)
+    return EtcdOwner(dsn, place, ttl) if kind == "etcd" else ZooKeeperOwner(dsn, place, ttl)
 
 
 def handover(template: support.Database, sizes: Sizes, say: Say) -> Figures:
@@ -162,7 +168,7 @@ def handover(template: support.Database, sizes: Sizes, say: Say) -> Figures:
         ended: dict[str, list[float]] = {kind: [] for kind in places}
 
         def new_owner(kind: str, place: str) -> Owner:
-            made = owner(kind, dsn, place, 30)
+            made = owner(kind, dsn, place, LONG_TTL)
             stack.callback(made.close)
             return made
 
@@ -216,7 +222,7 @@ def signing(database: support.Database) -> Iterator[None]:
 
 def release_to_write(one: Owner, other: Owner) -> float:
     """Milliseconds from the one's release to the other's first write."""
-    one.take(30)
+    one.take()
     one.write()
     return writing(other, one.release)
 
@@ -229,7 +235,7 @@ def end_to_write(waiter: Owner, kind: str, dsn: str, place: str) -> float:
     script = (
         "import os, time, signal; from benchmarks import handover\n"
         f"owner = handover.owner({kind!r}, {dsn!r}, {place!r}, {TTL})\n"
-        f"owner.take({TTL})\n"
+        "owner.take()\n"
         "print(time.monotonic(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run(
@@ -244,7 +250,7 @@ def writing(waiter: Owner, free: Callable[[], object], since: float | None = Non
     wrote_at: list[float] = []
 
     def wait() -> None:
-        waiter.take(30)
+        waiter.take()
         waiter.write()
         wrote_at.append(time.monotonic())
 

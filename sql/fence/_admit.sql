@@ -1,6 +1,6 @@
--- After the full check: moves the fence row and the chain of receipts on to the segment, admits the resource in this very
--- transaction (R24), and remembers what was found for the next segment. The first admission in a
--- transaction fixes when it must end, also if the lease is renewed since (R20).
+-- After the full check: moves the fence row and the chain of receipts on to the segment, admits the
+-- resource in this very transaction (R24), and remembers what was found for the next segment. The first
+-- admission in a transaction fixes when it must end, also if the lease is renewed since (R20).
 create function pgfence._admit(
     p_grant text, p_known pgfence._authentication, p_segment_seq bigint, p_payload_digest bytea,
     p_configuration pgfence.configuration, p_lease_ends_at timestamptz
@@ -39,7 +39,8 @@ begin
            commit_look = 0
      where f.resource = (p_known.grant_claims).resource
     returning f.resource, f.highest_fence, f.operation_root, f.grant_digest, f.previous_digest, f.last_digest,
-              v_accepted_at, f.checked_version, case when not v_in_shadow then f.admitted_until end, least(f.admitted_until, f.checked_until)
+              v_accepted_at, f.checked_version, case when not v_in_shadow then f.admitted_until end,
+              least(f.admitted_until, f.checked_until)
     into strict v_admission;
     return v_admission;
 end

@@ -42,6 +42,7 @@ begin
     -- Outside READ COMMITTED the configuration must be locked (R9): that is for the text.
     if v_read_committed and p_status is null then
         v_hash := pg_catalog.hashtextextended(p_grant collate "C", 0);
+        -- One time for the receipt and for the look at the lease; once the lock is held the lease is looked at again.
         v_accepted_at := pg_catalog.clock_timestamp();
         update pgfence.fences as f
            set last_segment = p_segment_seq,

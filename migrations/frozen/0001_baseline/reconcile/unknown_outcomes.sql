@@ -21,7 +21,7 @@ as $$
                o.explanation, o.ask, u.resource, u.operation_root, u.segment_seq, u.fence_token, u.workload,
                pg_catalog.encode(u.payload_digest, 'hex') as payload_digest
           from visible as v
-          join pgfence.unknown_mutations as u on v.all_of_it or u.workload = v.workload  -- nobody waits for others' rows
+          join pgfence.unknown_mutations as u on v.all_of_it or u.workload = v.workload  -- nobody pays for others' rows
          cross join lateral pgfence._find_outcome(u.resource, u.operation_root, u.segment_seq, null) as o
          where u.reported_at is not null and (u.answer is null or u.answer = 'ASK_A_PERSON')
     ), half_done as (
@@ -31,7 +31,8 @@ as $$
                    d.segment_seq, g.resource) as explanation,
                pg_catalog.format('workload %s: take it up (continues_root), or say that it is finished', g.owner) as ask,
                g.resource, p.operation_root, d.segment_seq + 1 as segment_seq, g.fence_token, g.owner as workload, null as payload_digest
-          from pgfence_registry.grants as g
+          from visible as v
+          join pgfence_registry.grants as g on v.all_of_it or g.owner = v.workload
           join pgfence.operations as p on p.resource = g.resource and p.fence_token = g.fence_token
          cross join lateral (
               select greatest(p.pruned_segments, (
@@ -52,8 +53,6 @@ as $$
            a.answer, a.evidence, a.answered_by, a.outcome, a.reason, a.explanation, a.ask, a.resource, a.operation_root,
            a.segment_seq, a.fence_token, a.workload, a.payload_digest
       from (select * from unanswered union all select * from half_done) as a
-     cross join visible as v
-     where v.all_of_it or a.workload = v.workload
      order by a.since, a.resource, a.segment_seq
 $$;
 -- next statement
