@@ -52,10 +52,10 @@ BUGS = {
         "fence/_decide.sql",
         "interval '5 seconds') end;\n"
         "                v_lease := pgfence._lease_now("
-        "v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());",
+        "v_grant, v_digest, v_proof, v_configuration, pg_catalog.clock_timestamp());",
         "interval '5 seconds') end;\n"
         "                v_lease := pgfence._lease_now("
-        "v_grant, v_digest, p_status, v_configuration, pg_catalog.now());",
+        "v_grant, v_digest, v_proof, v_configuration, pg_catalog.now());",
         "tests/sql/test_time.py"
         "::test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held"
         "[read committed]",
@@ -266,9 +266,8 @@ BUGS = {
         "::test_r37_lease_is_not_prolonged_once_another_key_was_seen_to_hold",
     ),
     "a proof of another grant counts": Bug(
-        "fence/_lease_now.sql",
-        "v_status.grant_digest <> pg_catalog.encode(p_grant_digest, 'hex')\n"
-        "              or v_status",
+        "fence/_verify_proof.sql",
+        "v_status.grant_digest <> pg_catalog.encode(p_grant_digest, 'hex')\n          or v_status",
         "v_status",
         "tests/sql/test_status_proofs.py::test_r13_a_proof_of_another_grant_is_of_no_use",
     ),

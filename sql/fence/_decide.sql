@@ -18,6 +18,7 @@ declare
     v_policy pgfence.policies;
     v_fence pgfence.fences;
     v_highest pgfence.operations;
+    v_proof pgfence._proof;
     v_lease record;
     v_locked_until timestamptz;
     v_receipt pgfence.receipts;
@@ -62,12 +63,13 @@ begin
             -- accepted any more, so neither needs the lock, and a past owner holds up nobody. (An
             -- old snapshot cannot tell that a lease is over; a status proof needs no snapshot.)
             select c.* into strict v_configuration from pgfence.configuration as c;
+            v_proof := pgfence._verify_proof(p_status, v_grant, v_digest, v_configuration.audience);
             loop
                 select f.* into v_fence from pgfence.fences as f where f.resource = v_grant.resource;
                 if not found then
                     insert into pgfence.fences (resource) values (v_grant.resource) on conflict do nothing;
                 end if;
-                v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());
+                v_lease := pgfence._lease_now(v_grant, v_digest, v_proof, v_configuration, pg_catalog.clock_timestamp());
                 exit when v_grant.fence_token < v_fence.highest_fence
                        or not v_lease.held and not (v_snapshot_isolation and v_lease.verdict = 'NOT_HELD');
                 select f.* into v_fence from pgfence.fences as f
@@ -77,7 +79,7 @@ begin
             if v_lease.held then
                 v_locked_until := case when v_grant.fence_token >= v_fence.highest_fence
                                        then greatest(v_lease.held_until, pg_catalog.clock_timestamp() + interval '5 seconds') end;
-                v_lease := pgfence._lease_now(v_grant, v_digest, p_status, v_configuration, pg_catalog.clock_timestamp());
+                v_lease := pgfence._lease_now(v_grant, v_digest, v_proof, v_configuration, pg_catalog.clock_timestamp());
             end if;
             if v_snapshot_isolation then
                 perform pgfence._refuse_old_snapshot();

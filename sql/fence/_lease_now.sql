@@ -3,7 +3,7 @@
 -- from ours by the tolerance, which is taken off both ends of the window; and nothing counts that it may
 -- have signed before this database was promoted or restored, or before it was the registry (R39).
 create function pgfence._lease_now(
-    p_grant pgfence._grant, p_grant_digest bytea, p_status text, p_configuration pgfence.configuration,
+    p_grant pgfence._grant, p_grant_digest bytea, p_proof pgfence._proof, p_configuration pgfence.configuration,
     p_now timestamptz,
     out held boolean, out verdict text, out reason text, out held_until timestamptz
 )
@@ -12,38 +12,18 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_registered pgfence_registry.grants;
-    v_check pgfence._token_check;
-    v_status pgfence._status;
     v_issued_at timestamptz;
     v_tolerance interval := p_configuration.clock_tolerance_ms * interval '1 millisecond';
 begin
     held := false;
-    if p_status is not null then
-        v_check := pgfence._verify_token(p_status, 'lockStatus.v1', p_now);
-        if v_check.verdict is not null then
-            verdict := v_check.verdict;
-            reason := 'STATUS_PROOF';
-            return;
-        end if;
-        v_status := pgfence._parse_status(v_check.message);
-        if v_status.schema is null then
-            verdict := 'MALFORMED';
-            reason := 'STATUS_PROOF';
-            return;
-        elsif v_status.audience is distinct from p_configuration.audience then
-            verdict := 'WRONG_AUDIENCE';
-            reason := 'STATUS_PROOF';
-            return;
-        elsif v_status.grant_digest <> pg_catalog.encode(p_grant_digest, 'hex')
-              or v_status.issuer_epoch < p_grant.issuer_epoch then
-            verdict := 'STALE_STATUS';
-            reason := 'OTHER_GRANT';
-            return;
-        end if;
+    if p_proof.verdict is not null or p_now >= p_proof.key_expires_at then
+        verdict := coalesce(p_proof.verdict, 'UNKNOWN_KEY');
+        reason := coalesce(p_proof.reason, 'STATUS_PROOF');
+        return;
     end if;
-    if p_status is not null or not p_configuration.registry_is_local then
-        v_issued_at := pgfence._from_microseconds(coalesce(v_status.issued_at, p_grant.issued_at));
-        held_until := pgfence._from_microseconds(coalesce(v_status.valid_until, p_grant.status_until)) - v_tolerance;
+    if p_proof.valid_until is not null or not p_configuration.registry_is_local then
+        v_issued_at := coalesce(p_proof.issued_at, pgfence._from_microseconds(p_grant.issued_at));
+        held_until := coalesce(p_proof.valid_until, pgfence._from_microseconds(p_grant.status_until)) - v_tolerance;
         reason := case when p_now >= held_until then 'ENDED'
                        when p_now < v_issued_at - v_tolerance then 'FROM_THE_FUTURE'
                        when v_issued_at - v_tolerance <= p_configuration.proofs_from then 'BEFORE_REBIND' end;
@@ -66,6 +46,6 @@ begin
     held := true;
 end
 $$;
-revoke all on function pgfence._lease_now(pgfence._grant, bytea, text, pgfence.configuration, timestamptz) from public;
-comment on function pgfence._lease_now(pgfence._grant, bytea, text, pgfence.configuration, timestamptz) is
+revoke all on function pgfence._lease_now(pgfence._grant, bytea, pgfence._proof, pgfence.configuration, timestamptz) from public;
+comment on function pgfence._lease_now(pgfence._grant, bytea, pgfence._proof, pgfence.configuration, timestamptz) is
     'Whether a grant is held now, and until when; else NOT_HELD, STALE_STATUS (OTHER_GRANT, ENDED, FROM_THE_FUTURE, BEFORE_REBIND) or what is wrong with the proof (R13).';
