@@ -27,6 +27,7 @@ class Bug:
     """In `file` of sql/, `right` becomes `wrong`; `noticed_by` is the test that must fail.
 
     since: the first major version of PostgreSQL on which the mistake does harm.
+    also: file, right and wrong of whatever else must be wrong before the mistake shows.
     """
 
     file: str
@@ -34,6 +35,7 @@ class Bug:
     wrong: str
     noticed_by: str
     since: int = 14
+    also: tuple[tuple[str, str, str], ...] = ()
 
 
 _INTERLEAVINGS = (
@@ -304,6 +306,34 @@ BUGS = {
         "tests/sql/test_reconcile.py"
         "::test_r45_not_applied_ends_the_lease_so_that_no_commit_comes_after_it",
     ),
+    "partitions are guarded row by row for replicas only": Bug(
+        "guard/protect.sql",
+        "select case when g.relation = p_table and not g.is_partitioned then",
+        "select case when not g.is_partitioned then",
+        "tests/attacks/test_features_of_postgresql.py"
+        "::test_r23_merge_that_moves_rows_needs_both_resources[partitioned-update]",
+        since=15,  # MERGE
+        also=(
+            (
+                "guard/guards.sql",
+                "or t.row_guard = 'replica' and (c.oid <> p.protected_table or c.relkind = 'p')\n",
+                "\n",
+            ),
+        ),
+    ),
+    "a receipt names the receipt before the last as the one before it": Bug(
+        "fence/fenced_apply.sql",
+        "previous_digest = f.last_digest,",
+        "previous_digest = f.previous_digest,",
+        "tests/sql/test_evidence.py::test_r22_untouched_chain_verifies",
+    ),
+    "the end of the chain is not compared": Bug(
+        "audit/verify_receipts.sql",
+        "when v_fence.last_digest <> v_walk.last_digest",
+        "when false",
+        "tests/property/test_pruned_chains.py"
+        "::test_r22_every_damage_to_a_chain_shows_and_pruning_hides_none",
+    ),
 }
 
 
@@ -314,9 +344,10 @@ def test_planted_bug_is_noticed(name: str, server: TestServer) -> None:
     with psycopg.connect(server.dsn) as conn:
         if conn.info.server_version < bug.since * 10_000:
             pytest.skip(f"before PostgreSQL {bug.since} this does no harm")
-    (source,) = (path for path in install.manifest_files() if path.as_posix().endswith(bug.file))
-    assert source.read_text(encoding="utf-8").count(bug.right) == 1, "the bug finds no place"
-    planted = {"file": bug.file, "right": bug.right, "wrong": bug.wrong}
+    planted = [(bug.file, bug.right, bug.wrong), *bug.also]
+    for file, right, _ in planted:
+        (source,) = (path for path in install.manifest_files() if path.as_posix().endswith(file))
+        assert source.read_text(encoding="utf-8").count(right) == 1, "the bug finds no place"
     outcome = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", bug.noticed_by],
         cwd=ROOT,
