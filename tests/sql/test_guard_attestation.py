@@ -451,9 +451,11 @@ def test_r25_a_guard_is_whole_however_a_client_quotes(
     run(owner, f"set quote_all_identifiers = {then}")
     protect(owner, "invoices")
     run(writer.conn, f"set quote_all_identifiers = {now}")
-    admit(writer)
-    with writer.admitted(BATCH):  # the long way too: outside READ COMMITTED nothing is remembered
-        run(writer.conn, "select 1")
+    # Outside READ COMMITTED the guards are looked at each time, and not as the plan remembers them.
+    for isolation in ("read committed", "repeatable read"):
+        with writer.worker.transaction(isolation):
+            writer.admit(BATCH)
     run(owner, "alter table invoices disable trigger pgfence_guard_truncate")
-    with refused("PF202"):
-        admit(writer)
+    for isolation in ("read committed", "repeatable read"):
+        with refused("PF202"), writer.worker.transaction(isolation):
+            writer.admit(BATCH)
