@@ -28,6 +28,9 @@ could grant it to themselves, over any number of roles in between.
 
 Out of sight are `pg_hba.conf` and passwords, views and constraints of pgfence that a member of
 `pgfence_owner` has replaced, and what the operating system lets people do ([limits](limits.md)).
+
+`pgfence doctor --registry DSN` also compares the database with a registry elsewhere:
+`CLOCKS_APART`, `NOT_PLACED`, `KEY_NOT_TRUSTED` and `POLICY_DIFFERS` ([registry](registry.md)).
 """
 
 _SECTIONS = (
