@@ -57,7 +57,8 @@ _TABLE = (
     Code(
         "REBIND_REQUIRED", "PF107", "RebindRequiredError", "R7, R39",
         "this database is a copy of the one that was guarded",
-        "Acquire again: that records the new database and mints above every old fence token.",
+        "Acquire again: that records the new database and mints above every old fence token. "
+        "With the registry elsewhere renew, and take a later status proof.",
     ),
     Code(
         "STALE_POLICY", "PF108", "StalePolicyError", "R8",
