@@ -295,16 +295,18 @@ def _read(text: str) -> dict[str, Any]:
     try:
         answer = json.loads(text)
     except ValueError:
-        raise LockServiceError(f"no answer of etcd's: {text[:100]!r}") from None
-    error = answer.get("error") if isinstance(answer, dict) else text[:100]
-    if error is None:
-        return dict(answer)
-    if isinstance(error, dict):  # in a stream
-        code, message = int(error.get("grpc_code", 0)), str(error.get("message"))
-    else:
-        code, message = int(answer.get("code", 0)), str(error)
-    if code == _NOT_FOUND:
-        raise _Refused(code, message)
+        answer = None
+    if not isinstance(answer, dict):
+        raise LockServiceError(f"no answer of etcd's: {text[:100]!r}")
+    # An error is a status, in a stream below `error`; its code has two names. Before 3.6 the
+    # message stood in `error` as well.
+    status = answer["error"] if isinstance(answer.get("error"), dict) else answer
+    code = status.get("grpc_code", status.get("code"))
+    if code is None:
+        return answer
+    message = str(status.get("message"))
+    if int(code) == _NOT_FOUND:
+        raise _Refused(_NOT_FOUND, message)
     raise LockServiceError(message)
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from pgfence import coordinators
+from pgfence.coordinators import etcd
 from pgfence.coordinators.protocol import directory
 from pgfence.errors import InvalidArgumentError, LockServiceError
 
@@ -55,3 +56,26 @@ def test_each_resource_has_a_directory_of_its_own() -> None:
     found = {directory("billing", name) for name in names}
     assert len(found) == len(names)
     assert all(path.count("/") == 3 and "." not in path for path in found)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        '{"error":"SAYS","message":"SAYS","code":CODE}',  # 3.4, 3.5
+        '{"code":CODE,"message":"SAYS"}',  # 3.6
+        '{"error":{"grpc_code":CODE,"http_code":404,"message":"SAYS"}}',  # in a stream
+        '{"error":{"code":CODE,"message":"SAYS"}}',  # 3.6, in a stream
+    ],
+)
+def test_each_version_of_etcd_is_understood_when_it_refuses(says: str) -> None:
+    lease_is_gone = says.replace("CODE", "5").replace("SAYS", "requested lease not found")
+    with pytest.raises(etcd._Refused, match="requested lease not found"):
+        etcd._read(lease_is_gone)
+    with pytest.raises(LockServiceError, match="no leader"):
+        etcd._read(says.replace("CODE", "14").replace("SAYS", "no leader"))
+
+
+@pytest.mark.parametrize("says", ["", "404 page not found", "[]", "null", '"text"'])
+def test_what_is_no_answer_of_etcd_leads_to_the_next_member(says: str) -> None:
+    with pytest.raises(LockServiceError, match="no answer of etcd"):
+        etcd._read(says)
