@@ -39,12 +39,8 @@ _PAUSE = 0.1
 _NOT_FOUND = 5
 
 
-class _Refused(Exception):  # noqa: N818 - an answer, handled where the question is asked
-    """etcd answered that it will not; `code` is gRPC's."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+class _NoLeaseError(LockServiceError):
+    """etcd has no such lease: it is over. Every other refusal is a reason to ask again."""
 
 
 class _Key(NamedTuple):
@@ -81,7 +77,7 @@ class Gateway:
     def call(
         self, path: str, body: Mapping[str, Any], within: float | None = None
     ) -> dict[str, Any]:
-        """One question. Raises `LockServiceError` when no member answers, `_Refused`."""
+        """One question. Raises `LockServiceError` when no member answers, `_NoLeaseError`."""
         problem = "it was not asked"
         for _ in self._members:
             member = self._members[self._preferred]
@@ -90,6 +86,8 @@ class Gateway:
                     f"{member}/v3/{path}", json=body, timeout=within or self._within
                 )
                 return _read(answer.text)
+            except _NoLeaseError:
+                raise
             except (httpx.HTTPError, LockServiceError) as error:
                 problem = f"{member}: {error or type(error).__name__}"
                 self._preferred = (self._preferred + 1) % len(self._members)
@@ -159,10 +157,7 @@ class EtcdInspector:
 
     def holder(self, directory: str) -> Holder | None:
         """The key that was created first."""
-        try:
-            keys, _ = self._etcd.keys(directory, "ASCEND", 1)
-        except _Refused as refused:
-            raise LockServiceError(f"etcd refuses: {refused}") from refused
+        keys, _ = self._etcd.keys(directory, "ASCEND", 1)
         return Holder(keys[0].value, keys[0].created) if keys else None
 
     def close(self) -> None:
@@ -223,14 +218,12 @@ class EtcdClaim(Session):
                     return
                 if wait := min(_LOOK, self.ttl / 3, patience.left()):
                     self._etcd.wait_for_deletion(before, revision + 1, wait)
+            except _NoLeaseError:
+                self.end()
+                continue
             except LockServiceError as error:
                 problem = str(error)
                 patience.sleep(_PAUSE)
-            except _Refused as refused:
-                if refused.code == _NOT_FOUND:
-                    self.end()
-                    continue
-                raise LockServiceError(f"etcd refuses: {refused}") from refused
             if not patience.left():
                 raise AcquireTimeoutError(f"{directory} did not become ours in time: {problem}")
 
@@ -267,7 +260,7 @@ class EtcdClaim(Session):
             self.end()
             try:
                 self._etcd.call("lease/revoke", {"ID": self._lease})
-            except (LockServiceError, _Refused) as error:
+            except LockServiceError as error:
                 _log.info("the lease at etcd ends by itself: %s", error)
         self._etcd.close()
 
@@ -279,10 +272,8 @@ class EtcdClaim(Session):
                 {"ID": self._lease},
                 within=min(_ANSWER, self.ttl / 4 / self._etcd.members),
             )
-        except _Refused as refused:
-            if refused.code == _NOT_FOUND:
-                return None
-            raise LockServiceError(f"etcd refuses: {refused}") from refused
+        except _NoLeaseError:
+            return None
         # A lease that is over is answered without a TTL.
         return float(answer["result"].get("TTL", 0)) or None
 
@@ -290,7 +281,7 @@ class EtcdClaim(Session):
 def _read(text: str) -> dict[str, Any]:
     """An answer of the gateway. 64-bit integers are strings in it, zero and false are left out.
 
-    Raises `_Refused`, and `LockServiceError` for an answer that says to ask another member.
+    Raises `_NoLeaseError`, and `LockServiceError` for an answer that says to ask another member.
     """
     try:
         answer = json.loads(text)
@@ -305,9 +296,7 @@ def _read(text: str) -> dict[str, Any]:
     if code is None:
         return answer
     message = str(status.get("message"))
-    if int(code) == _NOT_FOUND:
-        raise _Refused(_NOT_FOUND, message)
-    raise LockServiceError(message)
+    raise (_NoLeaseError if int(code) == _NOT_FOUND else LockServiceError)(message)
 
 
 def _key(kv: Mapping[str, str]) -> _Key:

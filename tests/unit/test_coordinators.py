@@ -69,10 +69,11 @@ def test_each_resource_has_a_directory_of_its_own() -> None:
 )
 def test_each_version_of_etcd_is_understood_when_it_refuses(says: str) -> None:
     lease_is_gone = says.replace("CODE", "5").replace("SAYS", "requested lease not found")
-    with pytest.raises(etcd._Refused, match="requested lease not found"):
+    with pytest.raises(etcd._NoLeaseError, match="requested lease not found"):
         etcd._read(lease_is_gone)
-    with pytest.raises(LockServiceError, match="no leader"):
+    with pytest.raises(LockServiceError, match="no leader") as caught:
         etcd._read(says.replace("CODE", "14").replace("SAYS", "no leader"))
+    assert not isinstance(caught.value, etcd._NoLeaseError)
 
 
 @pytest.mark.parametrize("says", ["", "404 page not found", "[]", "null", '"text"'])
