@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import (
-    KazooException,
-    NoNodeError,
-    SessionExpiredError,
-)
+from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
@@ -32,7 +28,6 @@ from pgfence.errors import (
 )
 
 CAPABILITIES = Capabilities("zookeeper", rising_tokens=True, linearizable=True)
-
 
 #: Seconds that connecting takes at most, and one answer.
 _CONNECT, _ANSWER = 5.0, 2.0
@@ -113,14 +108,7 @@ class Connection:
         """One question of kazoo's, by its name. Raises `LockServiceError`, and what kazoo raises
         of nodes and of a session that is over.
         """
-        try:
-            asked = getattr(self._client, f"{question}_async")(*arguments, **more)
-            return asked.get(timeout=within)
-        except (NoNodeError, SessionExpiredError):
-            raise
-        except (KazooException, KazooTimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise LockServiceError(f"zookeeper does not answer: {reason}") from error
+        return _answer(getattr(self._client, f"{question}_async")(*arguments, **more), within)
 
     def nodes(self, directory: str) -> list[_Node]:
         """The nodes of a directory, the holder's first."""
@@ -131,16 +119,8 @@ class Connection:
         except NoNodeError:
             return []
         asked = [(name, self._client.exists_async(f"{directory}/{name}")) for name in names]
-        found = []
-        for name, stat in asked:
-            try:
-                known = stat.get(timeout=_ANSWER)
-            except (KazooException, KazooTimeoutError) as error:
-                reason = str(error) or type(error).__name__
-                raise LockServiceError(f"zookeeper does not answer: {reason}") from error
-            if known is not None:
-                found.append(_Node(known.czxid, name))
-        return sorted(found)
+        found = [(name, _answer(stat, _ANSWER)) for name, stat in asked]
+        return sorted(_Node(stat.czxid, name) for name, stat in found if stat is not None)
 
 
 class ZooKeeperInspector:
@@ -288,6 +268,17 @@ class ZooKeeperClaim(Session):
         except (NoNodeError, SessionExpiredError):
             return None
         return self._zookeeper.ttl
+
+
+def _answer(asked: Any, within: float) -> Any:
+    """What a question of kazoo's is answered with; raises what `Connection.ask` does."""
+    try:
+        return asked.get(timeout=within)
+    except (NoNodeError, SessionExpiredError):
+        raise
+    except (KazooException, KazooTimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        raise LockServiceError(f"zookeeper does not answer: {reason}") from error
 
 
 def _hosts(url: str) -> str:
