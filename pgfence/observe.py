@@ -121,10 +121,15 @@ def serve_metrics(
 
 
 def event(log: logging.Logger, name: str, level: int = logging.INFO, **fields: Any) -> None:
-    """One log line: a JSON object with `time`, `event` and whatever belongs to it."""
+    """One log line, as `line` has it."""
     if log.isEnabledFor(level):
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        log.log(level, "%s", json.dumps({"time": time, "event": name} | fields, default=str))
+        log.log(level, "%s", line(name, **fields))
+
+
+def line(name: str, **fields: Any) -> str:
+    """A JSON object with `time`, `event` and whatever belongs to it."""
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": time, "event": name} | fields, default=str)
 
 
 # What happens to a worker

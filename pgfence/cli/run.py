@@ -1,19 +1,18 @@
 """pgfence run -- COMMAND"""
 
-import json
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Annotated, NoReturn
 
 import typer
 
 import pgfence
 from pgfence import command as process
+from pgfence import observe
 from pgfence.cli.output import Dsn, Json, console, fail, told
 
 # Of its own, and unlikely for a command: those of sysexits.h, and of every shell.
@@ -181,6 +180,5 @@ class _Events:
 
     def _event(self, event: str, **fields: object) -> None:
         if self._as_json:
-            time = datetime.now(UTC).isoformat(timespec="milliseconds")
-            line = {"time": time, "event": event, "resource": self._resource} | fields
-            print(json.dumps(line), file=sys.stderr, flush=True)
+            line = observe.line(event, resource=self._resource, **fields)
+            print(line, file=sys.stderr, flush=True)
