@@ -3,19 +3,13 @@
 Reads only; needs pgfence_auditor in both.
 """
 
-from typing import Any
-
-import psycopg
-from psycopg.rows import tuple_row
-
 from pgfence.audit.doctor import Finding, Severity
 from pgfence.client.database import monotonic
 from pgfence.client.protocol import Arrangement, arrangement, read_clock
 from pgfence.drivers.psycopg import run_on
 from pgfence.errors import InvalidArgumentError
 from pgfence.model.clocks import Difference
-
-Connection = psycopg.Connection[Any]
+from pgfence.registry.queries import Connection, rows
 
 _PREFIXES = "select prefix, generation from pgfence.policies order by prefix"
 _GENERATION = """
@@ -78,7 +72,7 @@ def _clocks(database: Connection, registry: Connection, arranged: Arrangement) -
 
 
 def _placement(registry: Connection, arranged: Arrangement) -> list[Finding]:
-    ((placed,),) = _rows(registry, _PLACED, arranged.audience)
+    ((placed,),) = rows(registry, _PLACED, arranged.audience)
     if placed:
         return []
     return [
@@ -92,7 +86,7 @@ def _placement(registry: Connection, arranged: Arrangement) -> list[Finding]:
 
 
 def _keys(database: Connection, registry: Connection) -> list[Finding]:
-    trusted = set(_rows(database, _KEYS))
+    trusted = set(rows(database, _KEYS))
     return [
         _finding(
             "KEY_NOT_TRUSTED",
@@ -100,15 +94,15 @@ def _keys(database: Connection, registry: Connection) -> list[Finding]:
             f"the registry may sign with {purpose} key {kid}, which this database does not trust",
             f"pgfence trust propose --add {purpose}:KEY, sign and install here",
         )
-        for purpose, kid in _rows(registry, _KEYS)
+        for purpose, kid in rows(registry, _KEYS)
         if (purpose, kid) not in trusted
     ]
 
 
 def _policies(database: Connection, registry: Connection) -> list[Finding]:
     found = []
-    for prefix, generation in _rows(database, _PREFIXES):
-        ((there,),) = _rows(registry, _GENERATION, prefix)
+    for prefix, generation in rows(database, _PREFIXES):
+        ((there,),) = rows(registry, _GENERATION, prefix)
         if there != generation:
             found.append(
                 _finding(
@@ -120,11 +114,6 @@ def _policies(database: Connection, registry: Connection) -> list[Finding]:
                 )
             )
     return found
-
-
-def _rows(conn: Connection, query: str, *parameters: object) -> list[Any]:
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        return cursor.execute(query.encode(), parameters).fetchall()
 
 
 def _finding(code: str, what: str, reason: str, step: str) -> Finding:

@@ -1,11 +1,8 @@
 """Sign what the database has decided (R53). Needs a role in pgfence_registry."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from psycopg.rows import tuple_row
 
 from pgfence import tokens
 from pgfence.client.database import monotonic
@@ -16,9 +13,8 @@ from pgfence.model.bundle import TrustBundle
 from pgfence.model.grant import Grant
 from pgfence.model.signature import key_id, raw_public_key
 from pgfence.model.status import StatusProof
+from pgfence.registry.queries import Connection, rows
 from pgfence.registry.witness import Witness
-
-Connection = psycopg.Connection[Any]
 
 #: The grants that wait, the bundle in force, and the database's clock in microseconds.
 _PENDING = """
@@ -113,7 +109,7 @@ class Issuer:
 
     def _found(self, conn: Connection, query: str) -> list[tuple[str, str]]:
         """What waits, once the keys are known to count: lease and message."""
-        pending = _rows(conn, query)
+        pending = rows(conn, query)
         if pending:
             *_, digest, now_us = pending[0]
             if self._bundle is None or self._bundle.digest != digest:
@@ -135,12 +131,12 @@ class Issuer:
         except LockServiceError as error:
             return Outcome(lease, recorded=False, problem=str(error))
         if not confirmed:
-            _rows(conn, "select pgfence_registry.refuse_signature($1)", (lease,))
+            rows(conn, "select pgfence_registry.refuse_signature($1)", lease)
             problem = f"its key does not hold {grant.resource} at {grant.backend} any more"
             return Outcome(lease, recorded=False, problem=problem)
         token = tokens.sign(grant.encode(), Grant.SCHEMA, self._key)
-        ((recorded,),) = _rows(
-            conn, "select pgfence_registry.record_signature($1, $2)", (lease, token)
+        ((recorded,),) = rows(
+            conn, "select pgfence_registry.record_signature($1, $2)", lease, token
         )
         return Outcome(lease, recorded, grant)
 
@@ -150,8 +146,8 @@ class Issuer:
         except TokenRefusedError as refused:
             return Outcome(lease, recorded=False, problem=f"not a lockStatus.v1: {refused.reason}")
         token = tokens.sign(proof.encode(), StatusProof.SCHEMA, key)
-        ((recorded,),) = _rows(
-            conn, "select pgfence_registry.record_proof($1, $2, $3)", (lease, message, token)
+        ((recorded,),) = rows(
+            conn, "select pgfence_registry.record_proof($1, $2, $3)", lease, message, token
         )
         return Outcome(lease, recorded)
 
@@ -173,8 +169,3 @@ def _require_key(bundle: TrustBundle, kid: str, purpose: str, now_us: int) -> No
             {"kid": kid, "bundle": bundle.version},
             rule="R5",
         )
-
-
-def _rows(conn: Connection, query: str, parameters: tuple[str, ...] = ()) -> list[Any]:
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        return cursor.execute(query, parameters).fetchall()

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg import IsolationLevel, RawCursor
-from psycopg.rows import tuple_row
+from psycopg import IsolationLevel
 
 from pgfence import coordinators, observe, tokens
 from pgfence.client.database import monotonic
 from pgfence.drivers.psycopg import time_limit
 from pgfence.errors import NoWorkloadError, PgfenceError
-from pgfence.registry.issuer import Connection, Issuer
+from pgfence.registry.issuer import Issuer
+from pgfence.registry.queries import Connection, rows
 from pgfence.registry.witness import Witness
 
 _log = logging.getLogger("pgfence.registry")
@@ -184,47 +184,45 @@ class _Shift:
 
     def _end_overdue(self) -> None:
         """End the sessions that two looks found holding up a waiter after their lease (R20)."""
-        with RawCursor(self._conn, row_factory=tuple_row) as cursor:
-            rows = cursor.execute(_OVERDUE).fetchall()
-            for pid, transaction, resource, overdue_ms in rows:
-                if (pid, transaction) not in self._overdue:
-                    continue
-                if pid is None:
-                    self._complain(
-                        "a prepared transaction keeps a resource from its owner",
-                        transaction=transaction,
-                        resource=resource,
-                        next_step="find it in pg_prepared_xacts; commit or roll it back",
-                    )
-                    continue
-                try:
-                    cursor.execute("select pg_catalog.pg_terminate_backend($1)", (pid,))
-                except psycopg.errors.InsufficientPrivilege:
-                    self._complain(
-                        "may not end an overdue session",
-                        pid=pid,
-                        transaction=transaction,
-                        resource=resource,
-                        next_step="grant pg_signal_backend to the registry's login role",
-                    )
-                else:
-                    observe.ended_overdue_session()
-                    _event(
-                        "ended an overdue session",
-                        logging.WARNING,
-                        pid=pid,
-                        resource=resource,
-                        overdue_ms=overdue_ms,
-                    )
-        self._overdue = {(pid, transaction) for pid, transaction, *_ in rows}
+        overdue = rows(self._conn, _OVERDUE)
+        for pid, transaction, resource, overdue_ms in overdue:
+            if (pid, transaction) not in self._overdue:
+                continue
+            if pid is None:
+                self._complain(
+                    "a prepared transaction keeps a resource from its owner",
+                    transaction=transaction,
+                    resource=resource,
+                    next_step="find it in pg_prepared_xacts; commit or roll it back",
+                )
+                continue
+            try:
+                rows(self._conn, "select pg_catalog.pg_terminate_backend($1)", pid)
+            except psycopg.errors.InsufficientPrivilege:
+                self._complain(
+                    "may not end an overdue session",
+                    pid=pid,
+                    transaction=transaction,
+                    resource=resource,
+                    next_step="grant pg_signal_backend to the registry's login role",
+                )
+            else:
+                observe.ended_overdue_session()
+                _event(
+                    "ended an overdue session",
+                    logging.WARNING,
+                    pid=pid,
+                    resource=resource,
+                    overdue_ms=overdue_ms,
+                )
+        self._overdue = {(pid, transaction) for pid, transaction, *_ in overdue}
 
     def _note_handovers(self) -> None:
         """Let metrics know how long resources took to change hands since the last look."""
         if not observe.counting() or monotonic() < self._next_handovers:
             return
         self._next_handovers = monotonic() + _HANDOVERS
-        with RawCursor(self._conn, row_factory=tuple_row) as cursor:
-            found = {tuple(key): ms / 1000 for *key, ms in cursor.execute(_HANDED_OVER)}
+        found = {tuple(key): ms / 1000 for *key, ms in rows(self._conn, _HANDED_OVER)}
         if self._handed_over is not None:
             observe.handovers(s for key, s in found.items() if key not in self._handed_over)
         self._handed_over = set(found)

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
-from psycopg.rows import tuple_row
 
 from pgfence.coordinators.protocol import Holder, Inspector, directory
 from pgfence.errors import LockServiceError
 from pgfence.model.canonical import is_integer
 from pgfence.model.grant import Grant
-
-Connection = psycopg.Connection[Any]
+from pgfence.registry.queries import Connection, rows
 
 _REQUESTS = """
     select workload, request_id, audience, resource, claim, coordinator, term, mark
@@ -58,7 +53,7 @@ class Witness:
         """
         sightings = []
         self._silent.clear()
-        for row in _rows(conn, _REQUESTS):
+        for row in rows(conn, _REQUESTS):
             workload, request_id, audience, resource, claim, coordinator, term, mark = row
             seen = {"resource": resource, "request_id": request_id, "coordinator": coordinator}
             try:
@@ -72,11 +67,11 @@ class Witness:
                 problem = f"token {holder.token} is out of range"
                 sightings.append(Sighting(**seen, problem=problem))
                 continue
-            ((result,),) = _rows(
+            ((result,),) = rows(
                 conn,
                 "select pgfence_registry.record_token($1, $2, $3, $4, $5)",
-                (workload, request_id, term, holder.token, mark),
-            )
+                workload, request_id, term, holder.token, mark,
+            )  # fmt: skip
             sightings.append(Sighting(**seen, token=holder.token, mark=mark, result=result))
         return sightings
 
@@ -105,8 +100,3 @@ class Witness:
         except LockServiceError as error:
             self._silent[coordinator] = str(error)
             raise
-
-
-def _rows(conn: Connection, query: str, parameters: tuple[object, ...] = ()) -> list[Any]:
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        return cursor.execute(query, parameters).fetchall()
