@@ -38,6 +38,10 @@ Dsn = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
+Reason = Annotated[
+    str, typer.Option(show_default=False, help="Why, in your words, for pgfence.journal.")
+]
+
 Metrics = Annotated[
     str,
     typer.Option(

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pgfence.cli.output import Dsn, Json, console, database, print_json, reported
-from pgfence.cli.resume import Reason
+from pgfence.cli.output import Dsn, Json, Reason, console, database, print_json, reported
 
 _OWNER = "a member of pgfence_owner"
 Fence = Annotated[int, typer.Option(min=0, max=2**52, help="Fence tokens are minted above it.")]

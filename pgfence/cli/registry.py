@@ -10,6 +10,7 @@ from pgfence.cli.output import (
     Dsn,
     Json,
     Metrics,
+    Reason,
     console,
     database,
     log_to_stdout,
@@ -18,7 +19,7 @@ from pgfence.cli.output import (
     serve_metrics,
 )
 from pgfence.cli.placement import elsewhere, here, place
-from pgfence.cli.resume import Reason, resume
+from pgfence.cli.resume import resume
 from pgfence.coordinators import capabilities
 from pgfence.registry import serve as process
 

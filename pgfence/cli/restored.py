@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 from psycopg.rows import dict_row
 
-from pgfence.cli.output import Dsn, Json, console, database, print_json, reported
-from pgfence.cli.resume import Reason
+from pgfence.cli.output import Dsn, Json, Reason, console, database, print_json, reported
 
 
 @reported

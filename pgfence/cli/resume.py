@@ -4,11 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pgfence.cli.output import Dsn, Json, console, database, print_json, reported
-
-Reason = Annotated[
-    str, typer.Option(show_default=False, help="Why, in your words, for pgfence.journal.")
-]
+from pgfence.cli.output import Dsn, Json, Reason, console, database, print_json, reported
 
 
 @reported

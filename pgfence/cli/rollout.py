@@ -11,6 +11,7 @@ from pgfence.cli.output import (
     Connection,
     Dsn,
     Json,
+    Reason,
     console,
     database,
     print_json,
@@ -25,9 +26,6 @@ _OWNER = "a member of pgfence_owner"
 
 _Prefix = Annotated[
     str, typer.Argument(help="The beginning of resource IDs; a whole one is a prefix too.")
-]
-_Reason = Annotated[
-    str, typer.Option(show_default=False, help="Why, in your words, for pgfence.journal.")
 ]
 
 
@@ -61,7 +59,7 @@ def status(dsn: Dsn = "", as_json: Json = False) -> None:
 
 @app.command()
 @reported
-def shadow(prefix: _Prefix, reason: _Reason = "", dsn: Dsn = "", as_json: Json = False) -> None:
+def shadow(prefix: _Prefix, reason: Reason = "", dsn: Dsn = "", as_json: Json = False) -> None:
     """Let through, and note, whatever would be refused under a prefix.
 
     As a member of pgfence_owner, before its tables are protected and before a lease is asked for.
@@ -79,7 +77,7 @@ def shadow(prefix: _Prefix, reason: _Reason = "", dsn: Dsn = "", as_json: Json =
 @reported
 def enforce(
     prefix: _Prefix,
-    reason: _Reason = "",
+    reason: Reason = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for transactions that began before.")
