@@ -75,7 +75,7 @@ def print_table(out: Console, columns: Sequence[str], rows: Sequence[Sequence[ob
         numeric = bool(rows) and all(isinstance(row[number], int | Decimal) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else _text(value) for value in row))
+        table.add_row(*("" if value is None else text(value) for value in row))
     out.print(table)
 
 
@@ -196,7 +196,8 @@ def fail(code: int, message: str, next_step: str | None = None) -> NoReturn:
     raise typer.Exit(code)
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A value as a table shows it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value.isoformat(" ", "milliseconds") if isinstance(value, datetime) else str(value)

@@ -16,6 +16,7 @@ from pgfence.cli.output import (
     print_json,
     print_table,
     reported,
+    text,
 )
 
 _APP_OR_AUDITOR = "a role in pgfence_app or pgfence_auditor"
@@ -63,8 +64,8 @@ def _print(out: Console, found: audit.Status) -> None:
         ]
     if audited is not None and audited.last_receipt:
         receipt = audited.last_receipt
-        at = receipt.accepted_at.isoformat(" ", "milliseconds")
-        lines.append(("last receipt", f"{receipt.digest[:16]} of {receipt.session_role}, {at}"))
+        by = f"{receipt.session_role}, {text(receipt.accepted_at)}"
+        lines.append(("last receipt", f"{receipt.digest[:16]} of {by}"))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         out.print(f"{name:<{width}}  {value}", soft_wrap=True)
@@ -96,6 +97,6 @@ def _print(out: Console, found: audit.Status) -> None:
 def _holder(holder: audit.Holder | None) -> str:
     if holder is None:
         return "nobody"
-    until = holder.lease_ends_at.isoformat(" ", "milliseconds")
+    until = f"until {text(holder.lease_ends_at)} unless renewed"
     signed = "" if holder.signed else ", not signed yet: is a registry process running?"
-    return f"{holder.owner}, fence {holder.fence_token}, until {until} unless renewed{signed}"
+    return f"{holder.owner}, fence {holder.fence_token}, {until}{signed}"
