@@ -32,10 +32,11 @@ begin
         end if;
         return pgfence_registry._answer_of_grant(v_grant, false);
     end if;
-    v_answer := pgfence_registry._answer_of_grant(pgfence_registry._own_grant(p_lease), false);
+    v_grant := pgfence_registry._own_grant(p_lease);
+    v_answer := pgfence_registry._answer_of_grant(v_grant, false);
     if v_answer.state = 'HELD' then
         v_answer := pgfence_registry._revoked(v_answer);
-        if pgfence_registry._is_taken(pgfence_registry._own_grant(p_lease)) then
+        if pgfence_registry._is_taken(v_grant) then
             v_answer.reason := 'the lock service has given the resource to another session';
         end if;
     end if;
