@@ -5,13 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pgfence.cli.output import FOUND, Dsn, Json, console, database, print_json, reported
+from pgfence.cli.output import AUDITOR, FOUND, Dsn, Json, console, database, print_json, reported
 
 if TYPE_CHECKING:
     from pgfence.audit.doctor import Finding
-
-
-_AUDITOR = "a role in pgfence_auditor"
 
 
 @reported
@@ -35,10 +32,10 @@ def doctor(
     )
     from pgfence.audit import doctor as audit
 
-    with database(dsn, _AUDITOR) as conn:
+    with database(dsn, AUDITOR) as conn:
         report = audit.examine(conn, checks.CHECKS)
         if registry:
-            with database(registry, _AUDITOR) as there:
+            with database(registry, AUDITOR) as there:
                 report = report.with_findings(elsewhere.compare(conn, there))
     if as_json:
         print_json(report)

@@ -27,6 +27,9 @@ from pgfence.errors import PgfenceError, SchemaVersionError, from_sqlstate
 
 FOUND, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
 
+#: The rights that most commands take, for `database`.
+OWNER, AUDITOR = "a member of pgfence_owner", "a role in pgfence_auditor"
+
 Dsn = Annotated[
     str,
     typer.Option(

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from pgfence.cli.output import Dsn, Json, Reason, console, database, print_json, reported
+from pgfence.cli.output import OWNER, Dsn, Json, Reason, console, database, print_json, reported
 
-_OWNER = "a member of pgfence_owner"
 Fence = Annotated[int, typer.Option(min=0, max=2**52, help="Fence tokens are minted above it.")]
 
 
@@ -25,7 +24,7 @@ def elsewhere(
     As a member of pgfence_owner. Leases of the registry here end. docs/registry.md says what there
     is to prepare. Again: sets the tolerance.
     """
-    with database(dsn, _OWNER) as conn:
+    with database(dsn, OWNER) as conn:
         row = conn.execute(
             "select pgfence.use_registry_elsewhere(%s, %s), a.audience"
             " from pgfence.arrangement() as a",
@@ -54,7 +53,7 @@ def here(
 
     As a member of pgfence_owner.
     """
-    with database(dsn, _OWNER) as conn:
+    with database(dsn, OWNER) as conn:
         conn.execute("select pgfence.use_registry_here(%s, %s)", (above, reason))
     if as_json:
         print_json({"above": above})
@@ -76,7 +75,7 @@ def place(
     As a member of pgfence_owner. Grants from now on are for that one. The longest prefix decides,
     and what is not placed is guarded by the registry's own database.
     """
-    with database(dsn, _OWNER) as conn:
+    with database(dsn, OWNER) as conn:
         conn.execute("select pgfence.place(%s, %s, %s, %s)", (prefix, audience, above, reason))
     if as_json:
         print_json({"prefix": prefix, "audience": audience, "above": above})

@@ -5,7 +5,17 @@ from typing import Annotated
 import typer
 from psycopg.rows import dict_row
 
-from pgfence.cli.output import Dsn, Json, console, database, print_json, print_table, reported
+from pgfence.cli.output import (
+    AUDITOR,
+    OWNER,
+    Dsn,
+    Json,
+    console,
+    database,
+    print_json,
+    print_table,
+    reported,
+)
 
 app = typer.Typer(no_args_is_help=True, help="What the resources of a prefix allow.")
 
@@ -19,7 +29,7 @@ select operation_classes, largest_step, largest_ttl_ms from pgfence.policies
 @reported
 def list_(dsn: Dsn = "", as_json: Json = False) -> None:
     """Show all policies. The longest prefix of a resource decides; the empty one rules the rest."""
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, AUDITOR) as conn:
         rows = (
             conn.cursor(row_factory=dict_row)
             .execute(
@@ -77,7 +87,7 @@ def set_(
     """
     if operation and any_operation:
         raise typer.BadParameter("--operation and --any-operation exclude each other")
-    with database(dsn, "a member of pgfence_owner") as conn:
+    with database(dsn, OWNER) as conn:
         ruling = conn.cursor(row_factory=dict_row).execute(_RULING, (prefix,)).fetchone() or {}
         policy = {
             "operation_classes": None

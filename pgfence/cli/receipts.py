@@ -8,7 +8,9 @@ from rich.progress import Progress
 
 from pgfence.audit import receipts as audit
 from pgfence.cli.output import (
+    AUDITOR,
     FOUND,
+    OWNER,
     Connection,
     Dsn,
     Json,
@@ -67,7 +69,7 @@ def receipts(
 
 
 def _show(dsn: str, resource: str, as_json: bool) -> None:
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, AUDITOR) as conn:
         found = audit.receipts_of(conn, resource)
     if as_json:
         print_json(found)
@@ -90,7 +92,7 @@ def _show(dsn: str, resource: str, as_json: bool) -> None:
 
 
 def _verify(dsn: str, resource: str | None, as_json: bool) -> None:
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, AUDITOR) as conn:
         resources = audit.resources(conn) if resource is None else [resource]
         chains = [audit.verify(conn, each) for each in resources]
     broken = [chain for chain in chains if not chain.ok]
@@ -113,7 +115,7 @@ def _verify(dsn: str, resource: str | None, as_json: bool) -> None:
 def _prune(
     dsn: str, resource: str | None, retention: timedelta, dry_run: bool, as_json: bool
 ) -> None:
-    needs = "a role in pgfence_auditor" if dry_run else "a member of pgfence_owner"
+    needs = AUDITOR if dry_run else OWNER
     with database(dsn, needs) as conn:
         found = audit.prunable(conn, retention, resource)
         stretches = [] if dry_run else _prune_all(conn, retention, found)

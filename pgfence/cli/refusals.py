@@ -1,7 +1,16 @@
 """pgfence refusals"""
 
 from pgfence.audit import refusals as audit
-from pgfence.cli.output import Dsn, Json, console, database, print_json, print_table, reported
+from pgfence.cli.output import (
+    AUDITOR,
+    Dsn,
+    Json,
+    console,
+    database,
+    print_json,
+    print_table,
+    reported,
+)
 
 
 @reported
@@ -11,7 +20,7 @@ def refusals(dsn: Dsn = "", as_json: Json = False) -> None:
     As a role in pgfence_auditor. Attempts of one kind (verdict, grant, role) are one line. What is
     shown is bounded; the server's log has every refusal.
     """
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, AUDITOR) as conn:
         refused, quarantined = audit.refusals(conn), audit.quarantine(conn)
     if as_json:
         print_json({"refusals": refused, "quarantine": quarantined})

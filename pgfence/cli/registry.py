@@ -7,6 +7,7 @@ import typer
 
 from pgfence import observe
 from pgfence.cli.output import (
+    OWNER,
     Dsn,
     Json,
     Metrics,
@@ -90,7 +91,7 @@ def switch(
     with --coordinator for the new one before, and workers with it after.
     """
     rising = capabilities(to).rising_tokens
-    with database(dsn, "a member of pgfence_owner") as conn:
+    with database(dsn, OWNER) as conn:
         row = conn.execute(
             "select term, coordinator, coordinator_before, above"
             " from pgfence_registry.switch_coordinator(%s, %s, %s, %s)",

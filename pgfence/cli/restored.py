@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from psycopg.rows import dict_row
 
-from pgfence.cli.output import Dsn, Json, Reason, console, database, print_json, reported
+from pgfence.cli.output import OWNER, Dsn, Json, Reason, console, database, print_json, reported
 
 
 @reported
@@ -28,7 +28,7 @@ def restored(
     or a machine that was reset, which nothing in the database shows; harmless at any other time.
     Owners acquire again, with fence tokens above all that this database knows.
     """
-    with database(dsn, "a member of pgfence_owner") as conn:
+    with database(dsn, OWNER) as conn:
         row = (
             conn.cursor(row_factory=dict_row)
             .execute("select * from pgfence.restored(%s, %s)", (reason, above))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pgfence.cli.output import Dsn, Json, Reason, console, database, print_json, reported
+from pgfence.cli.output import OWNER, Dsn, Json, Reason, console, database, print_json, reported
 
 
 @reported
@@ -23,7 +23,7 @@ def resume(
     again. The next fence token lies above every one that was ever issued here and above --above:
     nothing goes down. Who did it, when and why is kept.
     """
-    with database(dsn, "a member of pgfence_owner") as conn:
+    with database(dsn, OWNER) as conn:
         row = conn.execute(
             "select paused_because, above from pgfence.resume(%s, %s, %s)",
             (resource, reason, above),

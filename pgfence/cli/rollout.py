@@ -7,7 +7,9 @@ import typer
 
 from pgfence.audit import rollout as audit
 from pgfence.cli.output import (
+    AUDITOR,
     FOUND,
+    OWNER,
     Connection,
     Dsn,
     Json,
@@ -22,7 +24,6 @@ from pgfence.cli.output import (
 app = typer.Typer(
     no_args_is_help=True, help="Try pgfence out on what runs already, then enforce it."
 )
-_OWNER = "a member of pgfence_owner"
 
 _Prefix = Annotated[
     str, typer.Argument(help="The beginning of resource IDs; a whole one is a prefix too.")
@@ -36,7 +37,7 @@ def status(dsn: Dsn = "", as_json: Json = False) -> None:
 
     As a role in pgfence_auditor. The longest prefix decides; what has none is enforced.
     """
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, AUDITOR) as conn:
         found = audit.entries(conn)
     if as_json:
         print_json(found)
@@ -64,7 +65,7 @@ def shadow(prefix: _Prefix, reason: Reason = "", dsn: Dsn = "", as_json: Json = 
 
     As a member of pgfence_owner, before its tables are protected and before a lease is asked for.
     """
-    with database(dsn, _OWNER) as conn:
+    with database(dsn, OWNER) as conn:
         row = conn.execute("select pgfence.shadow(%s, %s)", (prefix, reason)).fetchone()
         assert row is not None  # noqa: S101 - the function answers one row
     if as_json:
@@ -93,7 +94,7 @@ def enforce(
     """
     if as_json and not yes:
         raise typer.BadParameter("--json does not ask: give --yes as well", param_hint="--json")
-    with database(dsn, _OWNER) as conn:
+    with database(dsn, OWNER) as conn:
         found = audit.evidence(conn, prefix)
         if not as_json:
             _show(found)

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from pgfence import tokens, trust
 from pgfence.cli.output import (
+    AUDITOR,
     FOUND,
+    OWNER,
     Connection,
     Dsn,
     Json,
@@ -125,7 +127,7 @@ def init(
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise typer.BadParameter("a key has one purpose: give different files")
     people = [_public_key(text) for text in root or ()]
-    with database(dsn, "a member of pgfence_owner") as conn:
+    with database(dsn, OWNER) as conn:
         audience = audience or conn.info.dbname
         if not is_identifier(audience):
             raise typer.BadParameter(
@@ -248,7 +250,7 @@ def revoke_epoch(
     Takes the options of `propose`, so that keys can be exchanged with the same signatures. As a
     role in pgfence_auditor, or a member of pgfence_owner.
     """
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, AUDITOR) as conn:
         lowest_epoch = trust.issuer_epoch(conn) + 1
         proposal = _following(conn, add, remove, end, threshold, days, lowest_epoch)
     _write_new(proposal, out, as_json)
@@ -300,7 +302,7 @@ def install(
     already: nothing is changed.
     """
     proposal = reduce(Proposal.merge, map(_read, proposals))
-    with database(dsn, "a member of pgfence_owner") as conn:
+    with database(dsn, OWNER) as conn:
         present = trust.in_force(conn)
         done = present == proposal.bundle
         if not done:

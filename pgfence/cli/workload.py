@@ -5,11 +5,20 @@ from typing import Annotated
 import typer
 from psycopg.rows import dict_row
 
-from pgfence.cli.output import Dsn, Json, console, database, print_json, print_table, reported
+from pgfence.cli.output import (
+    AUDITOR,
+    OWNER,
+    Dsn,
+    Json,
+    console,
+    database,
+    print_json,
+    print_table,
+    reported,
+)
 from pgfence.errors import InvalidArgumentError
 
 app = typer.Typer(no_args_is_help=True, help="Which login role acts for which workload.")
-_OWNER = "a member of pgfence_owner"
 
 _SystemUser = Annotated[
     str | None,
@@ -36,7 +45,7 @@ def add(
     """Let a login role act for a workload. Saying the same again changes nothing."""
     if (role is None) is (pattern is None) or (system_user is not None and role is None):
         raise typer.BadParameter("give --role, with or without --system-user, or --pattern")
-    with database(dsn, _OWNER) as conn:
+    with database(dsn, OWNER) as conn:
         if pattern is not None:
             conn.execute("select pgfence.add_workload_pattern(%s, %s)", (name, pattern))
         else:
@@ -52,7 +61,7 @@ def add(
 @reported
 def list_(dsn: Dsn = "", as_json: Json = False) -> None:
     """Show all workloads and their roles."""
-    with database(dsn, "a role in pgfence_auditor") as conn:
+    with database(dsn, AUDITOR) as conn:
         rows = (
             conn.cursor(row_factory=dict_row)
             .execute(
@@ -83,7 +92,7 @@ def remove(
     """Take a login role out of its workload: its grants are refused from then on."""
     if (role is None) is (pattern is None) or (system_user is not None and role is None):
         raise typer.BadParameter("give a role, with or without --system-user, or --pattern")
-    with database(dsn, _OWNER) as conn:
+    with database(dsn, OWNER) as conn:
         if pattern is not None:
             row = conn.execute("select pgfence.remove_workload_pattern(%s)", (pattern,)).fetchone()
         else:
