@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from psycopg.rows import class_row, scalar_row
+from psycopg.rows import class_row, scalar_row, tuple_row
 
 Connection = psycopg.Connection[Any]
 
@@ -30,7 +30,8 @@ select r.prefix, case when r.enforced_since is null then 'SHADOW' else 'ENFORCED
  order by r.prefix
 """
 _ENTRY_OF = """
-select prefix from pgfence.rollout
+select prefix, case when enforced_since is null then 'SHADOW' else 'ENFORCED' end
+  from pgfence.rollout
  where starts_with(%(prefix)s, prefix) order by length(prefix) desc limit 1
 """
 _ACCEPTED = """
@@ -108,6 +109,13 @@ class Evidence:
 def entries(conn: Connection) -> list[Entry]:
     """All entries."""
     return conn.cursor(row_factory=class_row(Entry)).execute(_ENTRIES).fetchall()
+
+
+def mode(conn: Connection, resource: str) -> str:
+    """SHADOW or ENFORCED; what has no entry is enforced."""
+    cursor = conn.cursor(row_factory=tuple_row)
+    entry = cursor.execute(_ENTRY_OF, {"prefix": resource}).fetchone()
+    return "ENFORCED" if entry is None else str(entry[1])
 
 
 def evidence(conn: Connection, prefix: str) -> Evidence:

@@ -108,13 +108,12 @@ def status(conn: Connection, resource: str) -> Status:
 
 def _audited(conn: Connection, resource: str) -> Audited:
     wanted = {"resource": resource}
-    fitting = [e for e in rollout.entries(conn) if resource.startswith(e.prefix)]
     return Audited(
         holder=_one(conn, Holder, _HOLDER, resource),
         paused_because=conn.cursor(row_factory=scalar_row)
         .execute(_PAUSED_BECAUSE, wanted)
         .fetchone(),
-        mode=max(fitting, key=lambda e: len(e.prefix)).mode if fitting else "ENFORCED",
+        mode=rollout.mode(conn, resource),
         waiters=conn.cursor(row_factory=class_row(Waiter)).execute(_WAITERS, wanted).fetchall(),
         last_receipt=_one(conn, AcceptedSegment, _LAST_RECEIPT, resource),
         refusals=[r for r in refusals.refusals(conn) if r.resource == resource][:_LATEST],
