@@ -28,7 +28,7 @@ from benchmarks import setting
 from benchmarks.figures import Figure
 from benchmarks.measure import Figures, Say, in_turn
 from benchmarks.setting import WORKER, Sizes
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.coordinators import etcd
 from pgfence.coordinators.protocol import Patience
 from pgfence.tokens import write_key

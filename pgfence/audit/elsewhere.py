@@ -4,8 +4,8 @@ Reads only; needs pgfence_auditor in both.
 """
 
 from pgfence.audit.doctor import Finding, Severity
-from pgfence.client.database import monotonic
 from pgfence.client.protocol import Arrangement, arrangement, read_clock
+from pgfence.clock import monotonic
 from pgfence.drivers.psycopg import run_on
 from pgfence.errors import InvalidArgumentError
 from pgfence.model.clocks import Difference

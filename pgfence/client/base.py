@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple
 
 from pgfence import errors, observe
 from pgfence.client import protocol, segments
-from pgfence.client.database import Database, S, monotonic
+from pgfence.client.database import Database, S
 from pgfence.client.protocol import (
     Answer,
     Failed,
@@ -30,6 +30,7 @@ from pgfence.client.protocol import (
     Steps,
 )
 from pgfence.client.trust import Verifier
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Claim, Patience, Standing, directory
 from pgfence.model.clocks import Difference, Reading
 from pgfence.model.grant import Grant, operation_root

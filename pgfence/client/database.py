@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -10,16 +9,9 @@ from typing import Generic, Protocol, TypeVar
 from pgfence.client.acknowledged import Acknowledged
 from pgfence.client.protocol import Introduction, On, Steps
 from pgfence.client.trust import Verifier
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Claimant
 from pgfence.errors import ForkedError
-
-#: Linux counts the time that a machine was suspended only on this clock; elsewhere time.monotonic.
-_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def monotonic() -> float:
-    """The worker's own clock in seconds: it never goes back, and stands still for nobody (R43)."""
-    return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
 
 class AnySession(Protocol):

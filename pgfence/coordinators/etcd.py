@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience, Standing
 from pgfence.coordinators.session import Session
 from pgfence.errors import (

@@ -62,7 +62,7 @@ class Claim(Protocol):
 class Patience:
     """How long somebody waits for a lock service: until a time, or until told to give up.
 
-    until: on the clock of `pgfence.client.database.monotonic`.
+    until: on the clock of `pgfence.clock.monotonic`.
     """
 
     def __init__(self, until: float, clock: Callable[[], float]) -> None:

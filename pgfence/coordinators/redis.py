@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience, Standing
 from pgfence.coordinators.session import Session
 from pgfence.errors import AcquireTimeoutError, InvalidArgumentError, LockServiceError

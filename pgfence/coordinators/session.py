@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import inf
 
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Standing
 from pgfence.errors import ClaimLostError, LockServiceError
 

@@ -17,7 +17,7 @@ from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience
 from pgfence.coordinators.session import Session
 from pgfence.errors import (

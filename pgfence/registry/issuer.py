@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pgfence import tokens
-from pgfence.client.database import monotonic
 from pgfence.client.protocol import introduce
+from pgfence.clock import monotonic
 from pgfence.drivers.psycopg import run_on
 from pgfence.errors import LockServiceError, TokenRefusedError, TrustRefusedError
 from pgfence.model.bundle import TrustBundle

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import IsolationLevel
 
 from pgfence import coordinators, observe, tokens
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.drivers.psycopg import time_limit
 from pgfence.errors import NoWorkloadError, PgfenceError
 from pgfence.registry.issuer import Issuer

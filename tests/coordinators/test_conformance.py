@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from pgfence import coordinators
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Claim, Holder, Inspector, Patience, Standing, directory
 from pgfence.errors import AcquireTimeoutError, ClaimLostError, LockServiceError
 from tests.coordinators.servers import Servers

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from pgfence import coordinators
-from pgfence.client.database import monotonic
+from pgfence.clock import monotonic
 from pgfence.coordinators.protocol import Holder, Patience
 from pgfence.errors import LockServiceError
 from tests.coordinators.servers import Etcd

@@ -1,0 +1,11 @@
+"""The clock that this process goes by."""
+
+import time
+
+#: Linux counts the time that a machine was suspended only on this clock; elsewhere time.monotonic.
+_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def monotonic() -> float:
+    """The process's own clock in seconds: it never goes back, and stands still for nobody (R43)."""
+    return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
