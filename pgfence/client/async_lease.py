@@ -9,9 +9,11 @@ from typing import Any, Self, TypeVar
 
 from pgfence import errors
 from pgfence.client import protocol, segments
-from pgfence.client.base import Acquired, BaseLease, acquire, check_counts, moment
+from pgfence.client.acquiring import Acquired, acquire
+from pgfence.client.base import BaseLease, check_counts
 from pgfence.client.database import Database
 from pgfence.client.progress import progress_bar
+from pgfence.clock import moment
 from pgfence.drivers.async_session import AsyncSession, drive, uncut
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict

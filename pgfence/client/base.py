@@ -5,33 +5,29 @@ drive them with a thread, `AsyncFence` and `AsyncLease` with a task.
 """
 
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from math import inf, isfinite
-from typing import Any, Generic, NamedTuple
+from math import isfinite
+from typing import Any, Generic
 
 from pgfence import errors, observe
 from pgfence.client import protocol, segments
+from pgfence.client.acquiring import Acquired, outside, refuse_lost
+from pgfence.client.belief import Belief
 from pgfence.client.database import Database, S
 from pgfence.client.protocol import (
     Answer,
-    Failed,
     Introduction,
     On,
     Proof,
-    Reopen,
     Request,
-    Run,
     Segment,
     Sleep,
     Steps,
 )
-from pgfence.client.trust import Verifier
 from pgfence.clock import monotonic
-from pgfence.coordinators.protocol import Claim, Patience, Standing, directory
 from pgfence.model.clocks import Difference, Reading
 from pgfence.model.grant import Grant, operation_root
 from pgfence.model.lease import Ownership, State
@@ -44,8 +40,6 @@ _log = logging.getLogger("pgfence.client")
 
 #: Seconds that connecting may take for noting that an outcome is unknown.
 _REPORT = 2.0
-#: Seconds that the first status proof gets at least to be signed, and a later one at most.
-_PROVING, _LONGEST_PROVING = 1.0, 10.0
 #: Tries to take over after a resource was promoted or restored, and seconds between two looks.
 _ATTEMPTS, _LOOK = 3, 0.05
 
@@ -190,232 +184,6 @@ def reach(
         ": status proofs will be refused" if exceeds else "",
     )
     return found, tolerance
-
-
-class Proofs:
-    """The status proofs of one lease, where the registry is elsewhere (R13)."""
-
-    def __init__(self, database: Database[Any], grant: Grant) -> None:
-        self._database = database
-        self._grant = grant
-        self._issued_at = 0
-        self._not_before = -inf
-        self.latest = Proof()
-
-    def renew(self, renewed: Callable[[Answer], object], within: float) -> Steps[Answer]:
-        """Renew the lease, and get a proof of it that passes this client's own check (R54).
-
-        renewed: called with the registry's answer, whether or not a proof can be had. Fails if not.
-        """
-        while (early := self._not_before - monotonic()) > 0:
-            yield Sleep(early)
-        answer, proven = yield from protocol.prove(
-            self._grant.lease, self._issued_at, renewed, monotonic, min(within, _LONGEST_PROVING)
-        )
-        if proven.token is None:
-            return proven
-        verifier = self._database.verifier
-        try:
-            try:
-                proof = verifier.verify_proof(proven.token, self._grant)
-            except errors.TokenRefusedError as refused:
-                if refused.verdict != "UNKNOWN_KEY":
-                    raise
-                yield from self._database.at_resource(verifier.follow())
-                proof = verifier.verify_proof(proven.token, self._grant)
-        except errors.TokenRefusedError as refused:
-            why = f"the registry's status proof failed this client's own check: {refused}"
-            raise Failed(why, lost=False) from refused
-        self._issued_at = proof.issued_at
-        left = (proven.remaining_ms or 0) / 1000 - self._database.tolerance
-        self.latest = Proof(proven.token, proven.asked_at + left)
-        return answer
-
-    def only_later(self) -> None:
-        """Ask for the next one only when it is certainly later than now on both clocks (R39)."""
-        self._not_before = monotonic() + 2 * self._database.tolerance
-
-
-class Acquired(NamedTuple):
-    """The registry's answer to a request, the grant in it, the claim that it rests on, and its
-    proofs where they are needed.
-    """
-
-    answer: Answer
-    grant: Grant
-    claim: Claim
-    proofs: Proofs | None = None
-
-
-def acquire(database: Database[S], wanted: Request, timeout: float | None) -> Steps[Acquired]:
-    """Get the key of a resource at the coordinator, then the registry's grant; see `Fence.hold`.
-
-    Whoever is interrupted, or may not use what came, gives it back rather than keep others waiting.
-    """
-    asked_at = monotonic()
-    patience = Patience(moment(timeout), monotonic)
-    claims: list[Claim] = []
-
-    def claim() -> None:
-        place = directory(database.audience, wanted.resource)
-        value = f"{wanted.request_id} {wanted.operation_root}"
-        claims.append(database.claimant.claim(place, value, wanted.ttl_ms / 1000, patience))
-        if patience.given_up:
-            claims[0].release()
-
-    try:
-        yield from _outside(database, claim)
-        left = None if timeout is None else patience.left()
-        answer, grant, proofs = yield from _ask(database, wanted, left, claims[0].standing)
-        observe.acquired(wanted.resource, grant.fence_token, monotonic() - asked_at)
-        return Acquired(answer, grant, claims[0], proofs)
-    except GeneratorExit:
-        raise
-    except BaseException:
-        # A thread that is still waiting for the key sees this, and gives it back itself.
-        patience.give_up()
-        for claimed in claims:
-            yield from _outside(database, claimed.release)
-        raise
-
-
-def _outside(database: Database[S], function: Callable[[], object]) -> Steps[None]:
-    """Call what may wait for the coordinator."""
-    if database.claimant.waits:
-        yield Run(function)
-    else:
-        function()
-
-
-def _ask(
-    database: Database[S],
-    wanted: Request,
-    timeout: float | None,
-    standing: Callable[[], Standing],
-) -> Steps[tuple[Answer, Grant, Proofs | None]]:
-    """The registry's answer to a request whose key holds, and the grant in it, checked."""
-    answer = None
-    try:
-        answer = yield from protocol.acquire(wanted, timeout, monotonic, standing)
-        yield from database.at_resource(database.verifier.follow())
-        grant = _checked(database.verifier, wanted, answer)
-        in_shadow = bool(answer.in_shadow)
-        yield from database.at_resource(_refuse_lost(database, wanted.resource, in_shadow))
-        if not database.elsewhere:
-            return answer, grant, None
-        return (yield from _proven(database, answer, grant))
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        interrupted = not isinstance(error, Exception)
-        if answer is not None or interrupted:
-            yield from _withdraw(wanted.request_id, reopen=interrupted)
-        raise
-
-
-def _proven(
-    database: Database[S], answer: Answer, grant: Grant
-) -> Steps[tuple[Answer, Grant, Proofs]]:
-    """The same with its first status proof."""
-    proofs = Proofs(database, grant)
-    try:
-        renewed = yield from proofs.renew(lambda _: None, max(grant.ttl_ms / 3000, _PROVING))
-    except Failed as failed:
-        failed.rethrow()
-    if renewed.state != "HELD":
-        raise renewed.not_held()
-    return renewed._replace(token=answer.token, in_shadow=answer.in_shadow), grant, proofs
-
-
-def _refuse_lost(database: Database[S], resource: str, in_shadow: bool) -> Steps[None]:
-    """Raise `AcknowledgedSegmentsLostError` if it is so (R47); in shadow let it be heard (R28)."""
-    try:
-        yield from protocol.refuse_lost(resource, database.acknowledged.of(resource))
-    except errors.AcknowledgedSegmentsLostError as error:
-        if not in_shadow:
-            raise
-        _log.warning("in shadow, so let through: %s", error)
-
-
-def _withdraw(request_id: str, *, reopen: bool) -> Steps[None]:
-    try:
-        if reopen:
-            yield Reopen()
-        yield from protocol.give_up(request_id, monotonic)
-    except Exception as error:
-        _log.warning("request %s was not withdrawn: %s", request_id, error)
-
-
-def _checked(verifier: Verifier, request: Request, answer: Answer) -> Grant:
-    """The grant in the registry's answer, if it is genuine and what was asked for (R54)."""
-    try:
-        grant = verifier.verify(answer.token or "")
-    except errors.TokenRefusedError as refused:
-        verdict = Verdict(
-            refused.verdict,
-            reason=refused.reason,
-            explanation="the registry's grant failed this client's own check",
-            resource=request.resource,
-        )
-        raise errors.refusal(verdict) from refused
-    wanted = (request.request_id, request.resource, request.operation_root, answer.lease)
-    if (grant.request_id, grant.resource, grant.operation_root, grant.lease) != wanted:
-        raise errors.PgfenceError(f"the registry's grant is not what {request.request_id} is for")
-    return grant
-
-
-class Belief:
-    """What this process believes of its lease; for several threads.
-
-    standing: how the session at the lock service stands, beyond which nothing is believed.
-    moved: called after each change of the state, by whoever changed it.
-    """
-
-    def __init__(
-        self, name: str, standing: Callable[[], Standing], moved: Callable[[], object]
-    ) -> None:
-        self._name = name
-        self._standing = standing
-        self._moved = moved
-        self._ownership = Ownership()
-        self._held_at = monotonic()
-        self._lock = threading.Lock()
-
-    def change(self, move: protocol.Move) -> Ownership:
-        """Replace the ownership by what `move` makes of it now."""
-        with self._lock:
-            before, now = self._ownership, monotonic()
-            after = self._ownership = self._limited(move(before, now), now)
-            if after.state is not before.state:
-                _log_move(self._name, before, after)
-                observe.moved(self._name, before, after, now - self._held_at)
-        if after.state is not before.state:
-            self._moved()
-        return after
-
-    def now(self) -> Ownership:
-        """The ownership as the clock has it."""
-        return self.change(Ownership.at)
-
-    def _limited(self, ownership: Ownership, now: float) -> Ownership:
-        match self._standing():
-            case Standing.UNKNOWN:
-                return ownership.doubted(now)
-            case Standing.LOST:
-                return ownership.ended(now, "EXPIRED")
-        return ownership
-
-
-def _log_move(name: str, before: Ownership, after: Ownership) -> None:
-    worse = after.state in (State.OWNERSHIP_UNKNOWN, State.EXPIRED)
-    _log.log(
-        logging.WARNING if worse else logging.DEBUG,
-        "%s: %s -> %s%s",
-        name,
-        before.state,
-        after.state,
-        f" ({after.reason})" if after.reason else "",
-    )
 
 
 class BaseLease(Generic[S]):
@@ -766,9 +534,9 @@ class BaseLease(Generic[S]):
         except GeneratorExit:
             raise
         except BaseException:
-            yield from _outside(self._database, self._claim.release)
+            yield from outside(self._database, self._claim.release)
             raise
-        yield from _outside(self._database, self._claim.release)
+        yield from outside(self._database, self._claim.release)
 
     def _put_back(self) -> None:
         self._database.registry.put_back(self._registry_session)
@@ -832,7 +600,7 @@ class BaseLease(Generic[S]):
             except Exception as error:
                 _log.warning("%r: the trust bundle was not followed: %s", self, error)
         try:
-            yield from _refuse_lost(self._database, self.resource, self._in_shadow)
+            yield from refuse_lost(self._database, self.resource, self._in_shadow)
         except errors.AcknowledgedSegmentsLostError as lost:
             raise lost from errors.refusal(verdict)
         except Exception as error:
@@ -864,8 +632,3 @@ def _check_seconds(name: str, value: float, at_least: float) -> None:
         raise errors.InvalidArgumentError(f"{name} must be a number of seconds, not {value!r}")
     if not at_least <= value < 2**40:
         raise errors.InvalidArgumentError(f"{name} is out of range: {value!r} seconds")
-
-
-def moment(seconds: float | None) -> float:
-    """The clock's time in so many seconds; None is never."""
-    return inf if seconds is None else monotonic() + seconds

@@ -10,9 +10,11 @@ from typing import Any, Generic, Self
 from typing_extensions import TypeVar
 
 from pgfence.client import protocol, segments
-from pgfence.client.base import Acquired, BaseLease, acquire, check_counts, moment
+from pgfence.client.acquiring import Acquired, acquire
+from pgfence.client.base import BaseLease, check_counts
 from pgfence.client.database import Database
 from pgfence.client.progress import progress_bar
+from pgfence.clock import moment
 from pgfence.drivers.psycopg import Connection, Session, run
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
