@@ -135,7 +135,7 @@ class BaseFence(Generic[S]):
                 segment_seq=segment,
                 payload_digest=digest,
             )
-        wanted = _segment(claims, grant, shown, segment, text)
+        wanted = _segment(claims, grant, shown, segment, text, digest)
         verdict = yield from protocol.apply_within(wanted, monotonic)
         observe.verdict(verdict)
         return verdict
@@ -371,8 +371,8 @@ class BaseLease(Generic[S]):
         first = self._number(segment, digests)
         shown = self.shown
         wanted = [
-            _segment(self.grant, self.token, shown, number, text)
-            for number, text in enumerate(texts, first)
+            _segment(self.grant, self.token, shown, number, text, digest)
+            for number, (text, digest) in enumerate(zip(texts, digests, strict=True), first)
         ]
         before = self._unknown
 
@@ -607,7 +607,9 @@ class BaseLease(Generic[S]):
             _log.warning("%r: whether segments were lost is not known: %s", self, error)
 
 
-def _segment(grant: Grant, token: str, shown: Proof | None, number: int, payload: str) -> Segment:
+def _segment(
+    grant: Grant, token: str, shown: Proof | None, number: int, payload: str, digest: str
+) -> Segment:
     return Segment(
         token=token,
         lease=grant.lease,
@@ -615,7 +617,7 @@ def _segment(grant: Grant, token: str, shown: Proof | None, number: int, payload
         operation_root=grant.operation_root,
         number=number,
         payload=payload,
-        payload_digest=payload_digest(payload),
+        payload_digest=digest,
         proof=shown,
     )
 
