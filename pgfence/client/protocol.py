@@ -394,10 +394,10 @@ def keep(
         # Jitter, so that workers that started together do not renew together.
         yield Sleep(max(0.0, left / 3 * random.uniform(0.9, 1.0)))  # noqa: S311
         if standing() is Standing.HELD and not change(Ownership.renewing).is_final:
-            yield from _renew(lease, ttl_ms, change, clock, renewal)
+            yield from _renew(lease, ttl_ms, change, renewal)
 
 
-def _renew(lease: str, ttl_ms: int, change: Change, clock: Clock, renewal: Renewal) -> Steps[None]:
+def _renew(lease: str, ttl_ms: int, change: Change, renewal: Renewal) -> Steps[None]:
     """Ask until the registry answers or the lease is over; doubt in between (R42)."""
     lost = False
     pause = _FIRST_PAUSE
