@@ -261,6 +261,16 @@ def ask(call: Call, clock: Clock, within: float | None = None) -> Steps[Answer]:
     return Answer.from_row(rows[0], asked_at)
 
 
+def _rows(call: Call) -> Steps[Sequence[Row]]:
+    """The rows of a call; what fails is raised as the caller gets to see it."""
+    try:
+        (rows,) = yield Batch((call,))
+    except Failed as failed:
+        failed.rethrow()
+    found: Sequence[Row] = rows
+    return found
+
+
 def request(r: Request) -> Call:
     """Ask for a resource; again and again while the answer is WAIT or SIGNING (R34, R36)."""
     return Call(
@@ -776,11 +786,7 @@ def reconcile(asked: Coordinates, token: str | None) -> Steps[Outcome]:
 
 def position(resource: str) -> Steps[Position]:
     """Where the receipts of a resource end."""
-    call = Call("select * from pgfence.position($1)", (resource,))
-    try:
-        (rows,) = yield Batch((call,))
-    except Failed as failed:
-        failed.rethrow()
+    rows = yield from _rows(Call("select * from pgfence.position($1)", (resource,)))
     return Position(*rows[0]) if rows else NOWHERE
 
 
@@ -794,11 +800,7 @@ def operation_receipts(
         "select segment_number, payload_digest from pgfence.operation_receipts($1, $2, $3)",
         (resource, operation_root, after),
     )
-    try:
-        (rows,) = yield Batch((call,))
-    except Failed as failed:
-        failed.rethrow()
-    return [(number, digest) for number, digest in rows]
+    return [(number, digest) for number, digest in (yield from _rows(call))]
 
 
 def refuse_lost(resource: str, acknowledged: Sequence[Receipt]) -> Steps[None]:
@@ -840,21 +842,15 @@ class Arrangement(NamedTuple):
 
 def arrangement() -> Steps[Arrangement]:
     """Where the registry of a database is."""
-    try:
-        (rows,) = yield Batch((Call("select * from pgfence.arrangement()"),))
-    except Failed as failed:
-        failed.rethrow()
-    return Arrangement(*rows[0])
+    (row,) = yield from _rows(Call("select * from pgfence.arrangement()"))
+    return Arrangement(*row)
 
 
 def read_clock(clock: Clock) -> Steps[Reading]:
     """The server's clock."""
     asked_at = clock()
-    try:
-        (rows,) = yield Batch((Call("select pg_catalog.clock_timestamp()"),))
-    except Failed as failed:
-        failed.rethrow()
-    return Reading(asked_at, rows[0][0].timestamp(), clock())
+    ((server_time,),) = yield from _rows(Call("select pg_catalog.clock_timestamp()"))
+    return Reading(asked_at, server_time.timestamp(), clock())
 
 
 class Introduction(NamedTuple):
@@ -896,10 +892,7 @@ def introduce(clock: Clock, bundle_digest: str | None = None) -> Steps[Introduct
             f"{SCHEMA_VERSION}: run `pgfence migrate`, or install the client that fits"
         )
     asked_at = clock()
-    try:
-        (rows,) = yield Batch((Call(_TRUST_BUNDLE),))
-    except Failed as failed:
-        failed.rethrow()
+    rows = yield from _rows(Call(_TRUST_BUNDLE))
     if not rows:
         raise errors.TrustRefusedError(
             "no trust bundle is installed: nothing can be granted", hint="Run: pgfence trust init"
