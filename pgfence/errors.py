@@ -472,13 +472,14 @@ def said_by(error: BaseException) -> Said:
     """Read a driver's exception, by its attributes: no driver is imported."""
     # SQLAlchemy keeps the driver's exception; for asyncpg one of its own, caused by asyncpg's. That
     # a connection has ended is caused by what the server said before.
-    error = cause = getattr(error, "orig", None) or error
+    wrapped = getattr(error, "orig", None)
+    error = cause = wrapped or error
     while cause is not None:
         if hasattr(cause, "severity_en"):
             error = cause
         cause = cause.__cause__
     sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if sqlstate == _UNDEFINED_OBJECT and error.__context__ is not None:
+    if wrapped and sqlstate == _UNDEFINED_OBJECT and error.__context__ is not None:
         # Where PREPARE TRANSACTION fails, SQLAlchemy goes on to roll back what was not prepared.
         return said_by(error.__context__)
     diag: Any = getattr(error, "diag", None)

@@ -151,6 +151,19 @@ class Failed(Exception):  # noqa: N818 - a report, turned into an error by rethr
         self.hint = hint
         self.rule = rule
 
+    @classmethod
+    def of(cls, error: Exception, *, lost: bool) -> Self:
+        """The report of what a driver raised, from which it is to be raised."""
+        said = errors.said_by(error)
+        return cls(
+            said.message,
+            lost=lost or said.fatal,
+            sqlstate=said.sqlstate,
+            detail=said.detail,
+            hint=said.hint,
+            rule=said.rule,
+        )
+
     def rethrow(self) -> NoReturn:
         """Raise what the caller gets to see: our exception for our SQLSTATEs, else the driver's."""
         ours = errors.from_sqlstate(self.sqlstate, self.message, self.detail, self.hint, self.rule)

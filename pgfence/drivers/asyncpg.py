@@ -66,7 +66,7 @@ class Session(AsyncSession):
             try:
                 self._conn = await self._connect()
             except _ANY as error:
-                _report(error, lost=True)
+                raise Failed.of(error, lost=True) from error
             self._conn.add_termination_listener(self._hear)
         return self._conn
 
@@ -122,7 +122,7 @@ class Session(AsyncSession):
         try:
             return await super()._perform(step)
         except _REPORTED as error:
-            _report(error, lost=self._conn is None or self._conn.is_closed())
+            raise Failed.of(error, lost=self._conn is None or self._conn.is_closed()) from error
 
     async def _batch(self, batch: Batch) -> list[list[Row]]:
         conn = await self._open()
@@ -132,7 +132,7 @@ class Session(AsyncSession):
         except TimeoutError:
             await self._settle(conn)
         except _ANY as error:
-            _report(error, lost=conn.is_closed())
+            raise Failed.of(error, lost=conn.is_closed()) from error
 
     async def _begin(self, conn: _Connection, batch: Batch) -> list[list[Row]]:
         # A Transaction and no BEGIN of our own: transactions of the work function are savepoints.
@@ -173,7 +173,7 @@ class Session(AsyncSession):
         try:
             await transaction.commit()
         except _ANY as error:
-            _report(error, lost=conn.is_closed())
+            raise Failed.of(error, lost=conn.is_closed()) from error
         return Left.ABORTED if conn.answer == "ROLLBACK" else None
 
     async def _roll_back(self) -> None:
@@ -243,22 +243,6 @@ async def run_within(conn: Connection, steps: Steps[_T]) -> _T:
         try:
             return await _rows(conn, step)
         except _ANY as error:
-            _report(error, lost=conn.is_closed())
+            raise Failed.of(error, lost=conn.is_closed()) from error
 
     return await drive(steps, perform)
-
-
-def _report(error: Exception, *, lost: bool) -> NoReturn:
-    """Turn an error of asyncpg's into the protocol's report, by its SQLSTATE and never by class."""
-    said: Any = error
-    if isinstance(error.__cause__, asyncpg.PostgresError):
-        # The connection ended, and this is what the server said before.
-        said = error.__cause__
-    raise Failed(
-        getattr(said, "message", None) or str(error),
-        lost=lost or getattr(said, "severity_en", None) in ("FATAL", "PANIC"),
-        sqlstate=getattr(said, "sqlstate", None),
-        detail=getattr(said, "detail", None),
-        hint=getattr(said, "hint", None),
-        rule=getattr(said, "constraint_name", None),
-    ) from error

@@ -341,15 +341,7 @@ def report(error: psycopg.Error, *, lost: bool) -> NoReturn:
         error.__context__, psycopg.Error
     ):
         error = error.__context__
-    diag = error.diag
-    raise Failed(
-        diag.message_primary or str(error),
-        lost=lost or diag.severity_nonlocalized in ("FATAL", "PANIC"),
-        sqlstate=error.sqlstate,
-        detail=diag.message_detail,
-        hint=diag.message_hint,
-        rule=diag.constraint_name,
-    ) from error
+    raise Failed.of(error, lost=lost) from error
 
 
 @contextmanager

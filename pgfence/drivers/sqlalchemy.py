@@ -334,18 +334,10 @@ def parameters(call: Call) -> dict[str, object]:
 
 def report(error: DBAPIError, *, lost: bool = False) -> NoReturn:
     """Turn an error of SQLAlchemy's into the protocol's report."""
-    said = errors.said_by(error)
-    if said.sqlstate in _PREPARED_ELSEWHERE:
+    if errors.said_by(error).sqlstate in _PREPARED_ELSEWHERE:
         error.add_note(
             "Behind a pooler in transaction mode an Engine must not prepare statements: "
             'create_engine(..., connect_args={"prepare_threshold": None}) with psycopg; '
             "docs/drivers.md says what asyncpg needs."
         )
-    raise Failed(
-        said.message,
-        lost=lost or error.connection_invalidated or said.fatal,
-        sqlstate=said.sqlstate,
-        detail=said.detail,
-        hint=said.hint,
-        rule=said.rule,
-    ) from error
+    raise Failed.of(error, lost=lost or error.connection_invalidated) from error
