@@ -271,13 +271,8 @@ def answer(conn: Connection, segment: _Segment, says: Answer) -> Outcome:
 
 
 def _record(conn: Connection, segment: _Segment, answer: Answer, handler: str) -> Outcome:
-    try:
+    with errors.translated_errors():
         row = conn.execute(_ANSWER, (*segment, answer.says, answer.evidence, handler)).fetchone()
-    except psycopg.Error as error:
-        ours = errors.from_driver(error)
-        if ours is None:
-            raise
-        raise ours from error
     assert row is not None  # noqa: S101 - the function answers one row
     return Outcome.from_row(row)
 
