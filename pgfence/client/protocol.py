@@ -299,6 +299,36 @@ def _always() -> Standing:
     return Standing.HELD
 
 
+class _Waiting:
+    """Waits for a wake-up so that none is lost: first LISTEN, after which the caller asks again
+    (R36). Where notifications do not come, it lets the caller look every so often.
+    """
+
+    def __init__(self) -> None:
+        self._channel: str | None = None
+        self._told = True
+        self._look = _FIRST_LOOK
+
+    def reconnected(self) -> None:
+        """The connection is a new one, which does not listen."""
+        self._channel = None
+
+    def look_soon(self) -> None:
+        """What is waited for will not take long."""
+        self._look = _FIRST_LOOK
+
+    def wait(self, channel: str | None, seconds: float) -> Steps[None]:
+        """Wait at most so long."""
+        if channel and channel != self._channel:
+            self._told = yield Listen(channel)
+            self._channel = channel
+        elif self._told:
+            yield Wait(seconds)
+        else:
+            yield Sleep(min(seconds, self._look))
+            self._look = min(2 * self._look, _LONGEST_LOOK)
+
+
 def acquire(
     wanted: Request, timeout: float | None, clock: Clock, standing: Callable[[], Standing] = _always
 ) -> Steps[Answer]:
@@ -306,9 +336,7 @@ def acquire(
 
     standing: how the session at the lock service stands, whose key holds the resource.
 
-    LISTEN, then ask again, then wait, so that no wake-up is lost (R36). Where notifications do not
-    come it looks every so often. A lost reply is answered by asking again with the same request ID
-    on a new connection (R34).
+    A lost reply is answered by asking again with the same request ID on a new connection (R34).
 
     Raises `AcquireTimeoutError` after `timeout` seconds, or when the database has not answered for
     as long as the lease would last, and `ClaimLostError` when the session at the lock service is
@@ -318,8 +346,7 @@ def acquire(
     if wanted.coordinator != "postgres":
         # A key that holds gets three seconds longer to be seen.
         until = max(until, clock() + _SIGNING)
-    listening: str | None = None
-    woken, look = True, _FIRST_LOOK
+    waiting = _Waiting()
     decided = False
     silent_since = inf
     pause = _FIRST_PAUSE
@@ -327,7 +354,7 @@ def acquire(
         try:
             if silent_since < inf:
                 yield Reopen()
-                listening = None
+                waiting.reconnected()
             within = min(max(until - clock(), _SHORTEST_CALL), _LONGEST_CALL)
             answer = yield from ask(request(wanted), clock, within)
             silent_since, pause, why = inf, _FIRST_PAUSE, answer.reason
@@ -341,17 +368,10 @@ def acquire(
                 why = "it is granted and not signed yet: is a registry process running?"
                 if not decided and until > -inf:
                     decided, until = True, max(until, answer.asked_at + _SIGNING)
-                    look = _FIRST_LOOK
+                    waiting.look_soon()
             if clock() < until:
                 patience = min((answer.look_again_ms or 0) / 1000, until - clock())
-                if answer.wake_channel and answer.wake_channel != listening:
-                    woken = yield Listen(answer.wake_channel)
-                    listening = answer.wake_channel
-                elif woken:
-                    yield Wait(patience)
-                else:
-                    yield Sleep(min(patience, look))
-                    look = min(2 * look, _LONGEST_LOOK)
+                yield from waiting.wait(answer.wake_channel, patience)
                 continue
         except Failed as failed:
             if failed.lost:
@@ -465,18 +485,12 @@ def prove(
     renewal, proven = yield Batch((renewing, asking), within=within)
     answer, proof = Answer.from_row(renewal[0], asked_at), Answer.from_row(proven[0], asked_at)
     renewed(answer)
-    listening, woken, look = False, True, _FIRST_LOOK
+    waiting = _Waiting()
     while proof.state == "SIGNING":
         patience = min((proof.look_again_ms or 0) / 1000, until - clock())
         if patience <= 0:
             raise Failed("no registry process has signed the status proof", lost=False)
-        if not listening and proof.wake_channel:
-            woken, listening = (yield Listen(proof.wake_channel)), True
-        elif woken:
-            yield Wait(patience)
-        else:
-            yield Sleep(min(patience, look))
-            look = min(2 * look, _LONGEST_LOOK)
+        yield from waiting.wait(proof.wake_channel, patience)
         proof = yield from ask(asking, clock, max(until - clock(), _SHORTEST_RENEWAL))
     return answer, proof
 
