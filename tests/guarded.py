@@ -91,3 +91,16 @@ def attach_later(owner: psycopg.Connection[Any], name: str) -> None:
 
 def protect(owner: psycopg.Connection[Any], table: str, template: str = TEMPLATE) -> None:
     owner.execute("select pgfence.protect(%s, %s)", [table, template])
+
+
+def open_invoices(database: Database) -> None:
+    """`invoices` of another shape: ten open ones of DAY behind the guard, for worker_a and _b."""
+    owner = database.connect("billing_owner")
+    owner.execute(
+        "create table invoices (id int primary key, batch date not null, state text not null)"
+    )
+    owner.execute(
+        "insert into invoices select i, '2026-07-19', 'open' from generate_series(1, 10) as i"
+    )
+    owner.execute("grant select, insert, update, delete on invoices to worker_a, worker_b")
+    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch}')")

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conformance.drivers import DRIVERS, Driver, Fence
 from tests.elsewhere import use_registry_elsewhere
+from tests.guarded import open_invoices
 from tests.pgbouncer import through
 from tests.registry import registry
 from tests.support import Database, Keys
@@ -92,15 +93,7 @@ def registered(database: Database, route: str, request: pytest.FixtureRequest) -
 @pytest.fixture
 def served(database: Database, registered: Database, keys: Keys) -> Iterator[Database]:
     """A database with ten open invoices behind the guard, and a registry that signs."""
-    owner = database.connect("billing_owner")
-    owner.execute(
-        "create table invoices (id int primary key, batch date not null, state text not null)"
-    )
-    owner.execute(
-        "insert into invoices select i, '2026-07-19', 'open' from generate_series(1, 10) as i"
-    )
-    owner.execute("grant select, insert, update, delete on invoices to worker_a, worker_b")
-    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch}')")
+    open_invoices(database)
     with registry(registered, keys):
         yield database
 

@@ -13,6 +13,7 @@ import pgfence
 from pgfence import coordinators
 from pgfence.coordinators.protocol import directory
 from tests.coordinators.servers import Etcd, Redis, Servers, ZooKeeper
+from tests.guarded import open_invoices
 from tests.registry import registry
 from tests.support import AUDIENCE, Database, Keys
 from tests.workers import Worker
@@ -176,15 +177,7 @@ class Coordinated:
 @pytest.fixture
 def invoices(database: Database) -> Database:
     """A database with ten open invoices behind the guard."""
-    owner = database.connect("billing_owner")
-    owner.execute(
-        "create table invoices (id int primary key, batch date not null, state text not null)"
-    )
-    owner.execute(
-        "insert into invoices select i, '2026-07-19', 'open' from generate_series(1, 10) as i"
-    )
-    owner.execute("grant select, insert, update, delete on invoices to worker_a, worker_b")
-    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch}')")
+    open_invoices(database)
     return database
 
 

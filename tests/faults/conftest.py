@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pgfence import tokens
+from tests.guarded import open_invoices
 from tests.support import Database, Keys
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -23,15 +24,7 @@ RESOURCE = "invoice-batch/2026-07-19"
 @pytest.fixture
 def invoices(database: Database) -> Database:
     """A database with ten open invoices behind the guard."""
-    owner = database.connect("billing_owner")
-    owner.execute(
-        "create table invoices (id int primary key, batch date not null, state text not null)"
-    )
-    owner.execute(
-        "insert into invoices select i, '2026-07-19', 'open' from generate_series(1, 10) as i"
-    )
-    owner.execute("grant select, insert, update, delete on invoices to worker_a, worker_b")
-    owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch}')")
+    open_invoices(database)
     return database
 
 
