@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import psycopg
 import pytest
 
 from pgfence import embedded
-from tests import pgbouncer, support
+from tests import guarded, pgbouncer, support
 
 _SETTINGS: dict[str, str | int] = {
     "fsync": "off",
@@ -172,3 +173,15 @@ def database(template: support.Database) -> Iterator[support.Database]:
     support.record_identity(database)
     yield database
     database.drop()
+
+
+@pytest.fixture
+def owner(database: support.Database) -> psycopg.Connection[Any]:
+    """Who makes the tables of a test, and protects them."""
+    return database.connect("billing_owner")
+
+
+@pytest.fixture
+def writer(database: support.Database, keys: support.Keys) -> guarded.Writer:
+    """A worker who writes them."""
+    return guarded.Writer.login(database, keys)

@@ -19,19 +19,9 @@ from tests.guarded import (
     refused,
     run,
 )
-from tests.support import Database, Keys, TestServer, create_database, wait_until
+from tests.support import Database, TestServer, create_database, wait_until
 
 pytestmark = pytest.mark.rule("R23")
-
-
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
-@pytest.fixture
-def writer(database: Database, keys: Keys) -> Writer:
-    return Writer.login(database, keys)
 
 
 def fill(owner: psycopg.Connection[Any], kind: str = "plain", more: str = "") -> None:

@@ -18,16 +18,6 @@ pytestmark = pytest.mark.rule("R25")
 DAMAGE = "alter table invoices disable trigger user"
 
 
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
-@pytest.fixture
-def writer(database: Database, keys: Keys) -> Writer:
-    return Writer.login(database, keys)
-
-
 def applied(owner: psycopg.Connection[Any], writer: Writer, kind: str = "plain") -> None:
     """A protected table, and a session that has been admitted for it, by the quick way too."""
     make_table(owner, "invoices", kind)

@@ -18,19 +18,9 @@ from tests.guarded import (
     refused,
     run,
 )
-from tests.support import Database, Keys
+from tests.support import Database
 
 pytestmark = pytest.mark.rule("R23")
-
-
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
-@pytest.fixture
-def writer(database: Database, keys: Keys) -> Writer:
-    return Writer.login(database, keys)
 
 
 def fill(owner: psycopg.Connection[Any], writer: Writer, kind: str = "plain") -> None:

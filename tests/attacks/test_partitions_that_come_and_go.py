@@ -23,7 +23,7 @@ from tests.guarded import (
     refused,
     run,
 )
-from tests.support import Database, Keys, wait_until_blocked
+from tests.support import Database, wait_until_blocked
 from tests.workers import in_background
 
 pytestmark = pytest.mark.rule("R23", "R25")
@@ -31,16 +31,6 @@ pytestmark = pytest.mark.rule("R23", "R25")
 #: Partitions of DAY: one that was there when `protect` was called, and one that was attached later.
 KINDS = ["there at protect", "attached later"]
 HOW = ["", " concurrently"]
-
-
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
-@pytest.fixture
-def writer(database: Database, keys: Keys) -> Writer:
-    return Writer.login(database, keys)
 
 
 def make(owner: psycopg.Connection[Any], kind: str) -> None:

@@ -18,11 +18,6 @@ REPLACE = (
 
 
 @pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
-@pytest.fixture
 def attacker(database: Database) -> psycopg.Connection[Any]:
     """worker_b, with a schema of its own and a trigger function in it."""
     run(database.connect(), "create schema evil authorization worker_b")

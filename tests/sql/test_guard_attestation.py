@@ -30,16 +30,6 @@ TRIGGERS = tuple(
 )
 
 
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
-@pytest.fixture
-def writer(database: Database, keys: Keys) -> Writer:
-    return Writer.login(database, keys)
-
-
 def admit(writer: Writer, resource: str = BATCH) -> None:
     with writer.admitted(resource):
         pass

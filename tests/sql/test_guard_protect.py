@@ -30,11 +30,6 @@ INVOICE_COLUMNS = "(id integer not null, batch_date date not null, amount numeri
 COLUMNS = "(id integer, batch_date date, batch text, n integer, x numeric)"
 
 
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
 def guards(owner: psycopg.Connection[Any], table: str = "invoices") -> dict[str, tuple[Any, ...]]:
     return {
         row[0]: row[1:]

@@ -104,11 +104,6 @@ def literal(value: str) -> str:
     return sql.Literal(value).as_string()
 
 
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
 def make(owner: psycopg.Connection[Any], name: str, columns: str, template: str) -> None:
     run(owner, f"create table {name} ({columns})")
     run(owner, f"grant select, insert, update, delete on {name} to pgfence_app")

@@ -36,11 +36,6 @@ CHANGES = (
 )
 
 
-@pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
 def unprotect(conn: psycopg.Connection[Any], table: str) -> None:
     conn.execute("select pgfence.unprotect(%s::regclass)", [table])
 

@@ -42,11 +42,6 @@ LEVELS = ["read committed", "repeatable read", "serializable"]
 
 
 @pytest.fixture
-def owner(database: Database) -> psycopg.Connection[Any]:
-    return database.connect("billing_owner")
-
-
-@pytest.fixture
 def worker(database: Database, keys: Keys) -> Worker:
     return Worker.login(database, keys, "worker_a")
 
