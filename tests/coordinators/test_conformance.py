@@ -148,7 +148,12 @@ def test_r34_same_request_asked_twice_holds_once(
     workers: Workers, servers: Servers, place: str
 ) -> None:
     first = workers.claim(place, "request-1 root")
+    with pytest.raises(AcquireTimeoutError):
+        workers.claim(place, "request-1 root", patience=Patience(monotonic() + 0.1, monotonic))
+    assert first.standing() is Standing.HELD
     second = workers.begin(place, "request-1 root")
+    if servers.waiters_have_keys:
+        wait_until(lambda: len(servers.keys(place)) == 2, "the second one waits for the first")
     assert not second.done()
     first.release()
     assert second.result().standing() is Standing.HELD
@@ -163,6 +168,8 @@ def test_r36_whoever_gives_up_waiting_leaves_no_key_behind(
         workers.claim(place, "waiter root", patience=Patience(monotonic() + 0.1, monotonic))
     patience = Patience(inf, monotonic)
     waiting = workers.begin(place, "interrupted root", patience=patience)
+    if servers.waiters_have_keys:
+        wait_until(lambda: len(servers.keys(place)) == 2, "the waiter stands in line")
     patience.give_up()
     with pytest.raises(AcquireTimeoutError):
         waiting.result()
