@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.elsewhere import Owner, use_registry_elsewhere
 from tests.property.model import ElsewhereModel, ModelGrant
-from tests.property.test_against_the_model import ROLES, History, histories
+from tests.property.test_against_the_model import ROLES, History, live
 from tests.support import Database, Keys
 from tests.workers import grant_of, proof_of, status_proof
 
@@ -98,24 +96,7 @@ def test_r13_random_histories_with_the_registry_elsewhere_agree_with_the_model(
     owner, registry_owner = database.connect(), registry_database.connect()
     for conn in (owner, registry_owner):
         conn.execute("set role pgfence_owner")
-    seen: Counter[str] = Counter()
-
-    @settings(
-        max_examples=HISTORIES,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-    )
-    @given(histories)
-    def live(steps: list[tuple[str, int, int]]) -> None:
-        history = ElsewhereHistory(owners, owner, registry_owner, database)
-        for action, first, second in steps:
-            history.take(action, first, second)
-        history.compare()
-        seen.update(history.verdicts)
-
-    live()
-    print(f"verdicts in {HISTORIES} histories elsewhere: {dict(seen.most_common())}")
+    seen = live(lambda: ElsewhereHistory(owners, owner, registry_owner, database), HISTORIES)
     assert seen["ACCEPTED"] > 0
     assert seen["STALE_STATUS"] > 0
     assert seen["STALE_OWNER"] > 0
