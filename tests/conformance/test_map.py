@@ -12,6 +12,7 @@ from pgfence import errors
 from pgfence.model.receipt import Receipt
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import DRIVERS, Asyncpg, Driver, Execute, Psycopg
+from tests.conformance.test_hold import wait_for_move
 from tests.conformance.test_shadow import in_shadow  # noqa: F401 - a fixture
 from tests.proxy import proxy_to
 from tests.support import PATIENCE, Database
@@ -271,11 +272,13 @@ def test_r42_doubt_holds_segments_back_and_they_are_applied_when_it_has_ended(
 
         def compute(page: int) -> int:
             if page == 4:
-                proxy.cut()
+                proxy.cut_when_used()
+                wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
             return settling.compute(page)
 
         with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
             assert numbers(lease.map(compute, PAGES, settling.write)) == PAGES
+            wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
             assert not lease.lost.is_set()
     assert settled(served) == PAGES
 
