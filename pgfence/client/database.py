@@ -87,8 +87,8 @@ class Database(Pool[S]):
     """A guarded database and its registry, for the process that connected to it.
 
     found: what the first session learned. claimant: by way of which coordinator resources are
-    asked for. registry: the database of the registry, where it is
-    another one; the clocks of the two differ by at most `tolerance` seconds.
+    asked for. registry: the database of the registry, where it is another one; the clocks of the
+    two differ by at most `tolerance` seconds.
     """
 
     def __init__(

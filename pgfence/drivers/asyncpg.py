@@ -1,7 +1,7 @@
 """asyncpg: runs the protocol's steps on connections of ours or on a caller's.
 
-asyncpg has no pipeline, so a segment takes three round trips besides those of its work (BEGIN, the
-look at the registry together with the call, COMMIT), where psycopg takes two.
+asyncpg has no pipeline, so a segment takes three round trips besides those of its work (BEGIN, look
+and call as one statement, COMMIT), where psycopg takes two.
 """
 
 import asyncio
