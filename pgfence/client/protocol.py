@@ -284,6 +284,20 @@ def _rows(call: Call) -> Steps[Sequence[Row]]:
     return found
 
 
+def _reopening(steps: Callable[[], Steps[_T]]) -> Steps[_T]:
+    """Take steps, and once more on a new connection if the old one was lost."""
+    try:
+        try:
+            return (yield from steps())
+        except Failed as failed:
+            if not failed.lost:
+                raise
+        yield Reopen()
+        return (yield from steps())
+    except Failed as failed:
+        failed.rethrow()
+
+
 def request(r: Request) -> Call:
     """Ask for a resource; again and again while the answer is WAIT or SIGNING (R34, R36)."""
     return Call(
@@ -502,16 +516,7 @@ def release(lease: str, ttl_ms: int, clock: Clock) -> Steps[Answer]:
     """
     call = Call("select * from pgfence_registry.release($1)", (lease,))
     within = min(max(ttl_ms / 1000, _SHORTEST_CALL), _LONGEST_CALL)
-    try:
-        try:
-            return (yield from ask(call, clock, within))
-        except Failed as failed:
-            if not failed.lost:
-                raise
-        yield Reopen()
-        return (yield from ask(call, clock, within))
-    except Failed as failed:
-        failed.rethrow()
+    return (yield from _reopening(lambda: ask(call, clock, within)))
 
 
 class Proof(NamedTuple):
@@ -956,16 +961,7 @@ def follow(trusted: TrustBundle) -> Steps[TrustBundle]:
     On a new connection if the old one is lost. Raises `BundleSplitError` when the database has
     another bundle of that version, only older ones, or a later one that does not follow.
     """
-    try:
-        try:
-            return (yield from _follow(trusted))
-        except Failed as failed:
-            if not failed.lost:
-                raise
-        yield Reopen()
-        return (yield from _follow(trusted))
-    except Failed as failed:
-        failed.rethrow()
+    return (yield from _reopening(lambda: _follow(trusted)))
 
 
 def _follow(trusted: TrustBundle) -> Steps[TrustBundle]:
