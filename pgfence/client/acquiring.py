@@ -109,6 +109,10 @@ def _proven(
     try:
         renewed = yield from proofs.renew(lambda _: None, max(grant.ttl_ms / 3000, _PROVING))
     except Failed as failed:
+        if failed.__cause__ is None:  # the proof was not signed, and nothing else has failed
+            raise errors.AcquireTimeoutError(
+                f"{grant.resource} did not become ours in time: {failed.message}"
+            ) from None
         failed.rethrow()
     if renewed.state != "HELD":
         raise renewed.not_held()
