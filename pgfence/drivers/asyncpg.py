@@ -162,7 +162,7 @@ class Session(AsyncSession):
         assert conn is not None  # noqa: S101 - a Batch came before
         await self._run_work(conn)
         if conn.is_closed():
-            raise Failed("the connection was lost before COMMIT", lost=True)
+            raise asyncpg.ConnectionDoesNotExistError("the connection was lost before COMMIT")
         # Whether a statement has failed in it, asyncpg does not tell: COMMIT will.
         return Left.OPEN if conn.is_in_transaction() else Left.ENDED
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from pgfence import errors
+from pgfence.client.protocol import Failed
 from tests.conformance.conftest import EVERYWHERE, RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import Driver, Execute
 from tests.proxy import proxy_to
@@ -130,6 +132,22 @@ def test_work_that_swallows_a_database_error_does_not_commit(
     with connect().hold(RESOURCE, operation="settle") as lease:
         with pytest.raises(errors.PgfenceError, match="undone"):
             lease.apply({"page": 1}, swallows)
+        assert count(served, RECEIPTS) == 0
+        lease.apply({"page": 1}, settle(1))
+
+
+def test_work_that_swallows_the_loss_of_its_connection_is_told_in_the_drivers_words(
+    connect: Connect, served: Database
+) -> None:
+    def swallows(execute: Execute) -> None:
+        settle(1)(execute)
+        with suppress(Exception):
+            execute("select pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())")
+
+    with connect().hold(RESOURCE, operation="settle") as lease:
+        with pytest.raises(Exception, match="lost|closed|terminat") as caught:
+            lease.apply({"page": 1}, swallows)
+        assert not isinstance(caught.value, Failed | errors.MutationUnknownError)
         assert count(served, RECEIPTS) == 0
         lease.apply({"page": 1}, settle(1))
 
