@@ -12,6 +12,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,11 @@ def _container(why: str) -> Iterator[support.TestServer]:
 
 
 @pytest.fixture(scope="session")
-def cluster(server: support.TestServer) -> support.TestServer:
-    """The server with the tests' login roles."""
+def cluster(server: support.TestServer) -> Iterator[support.TestServer]:
+    """The server with the tests' login roles, and a session that makes databases in it."""
     support.create_login_roles(server)
-    return server
+    with psycopg.connect(server.dsn, autocommit=True) as administrator:
+        yield replace(server, administrator=administrator)
 
 
 @pytest.fixture(scope="session")
@@ -154,25 +156,17 @@ def registry_template(
 @pytest.fixture
 def registry_database(registry_template: support.Database) -> Iterator[support.Database]:
     """A fresh database that is the registry of others, see `tests.elsewhere`."""
-    database = support.create_database(
-        registry_template.server,
-        f"pgfence_registry_{os.getpid()}_{next(_numbers)}",
-        template=registry_template.name,
-    )
-    support.record_identity(database)
-    yield database
-    database.drop()
+    with support.copied(
+        registry_template, f"pgfence_registry_{os.getpid()}_{next(_numbers)}"
+    ) as database:
+        yield database
 
 
 @pytest.fixture
 def database(template: support.Database) -> Iterator[support.Database]:
     """A fresh database with pgfence, trust bundle and workloads; `billing_owner` makes tables."""
-    database = support.create_database(
-        template.server, f"pgfence_test_{os.getpid()}_{next(_numbers)}", template=template.name
-    )
-    support.record_identity(database)
-    yield database
-    database.drop()
+    with support.copied(template, f"pgfence_test_{os.getpid()}_{next(_numbers)}") as database:
+        yield database
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -104,6 +105,17 @@ class TestServer:
 
     dsn: str
     log_file: Path | None = None
+    #: A superuser's session that makes and drops databases, where one stays for it.
+    administrator: psycopg.Connection[Any] | None = field(default=None, repr=False)
+
+    @contextmanager
+    def administered(self) -> Iterator[psycopg.Connection[Any]]:
+        """The superuser's session in autocommit: the one that stays, else a new one."""
+        if self.administrator is not None:
+            yield self.administrator
+        else:
+            with psycopg.connect(self.dsn, autocommit=True) as conn:
+                yield conn
 
     def log(self) -> str:
         """What the server has logged so far; skips the test where that cannot be read."""
@@ -146,14 +158,16 @@ class Database:
     def drop(self) -> None:
         """Close the connections that `connect` made, end all others, and drop the database."""
         self.close()
-        with psycopg.connect(self.dsn(), autocommit=True) as conn:
-            prepared = conn.execute(
-                "select gid from pg_prepared_xacts where database = current_database()"
+        with self.server.administered() as admin:
+            prepared = admin.execute(
+                "select gid from pg_prepared_xacts where database = %s", [self.name]
             ).fetchall()
-            for (gid,) in prepared:
-                conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
-        with psycopg.connect(self.server.dsn, autocommit=True) as conn:
-            conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(self.name)))
+            if prepared:
+                with psycopg.connect(self.dsn(), autocommit=True) as conn:
+                    for (gid,) in prepared:
+                        conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
+            name = sql.Identifier(self.name)
+            admin.execute(sql.SQL("drop database {} with (force)").format(name))
 
 
 def create_login_roles(server: TestServer) -> None:
@@ -174,10 +188,15 @@ def create_login_roles(server: TestServer) -> None:
 
 def create_database(server: TestServer, name: str, *, template: str = "template1") -> Database:
     """A database in which `dba` may make schemas, and `billing_owner` tables in public."""
-    with psycopg.connect(server.dsn, autocommit=True) as conn:
+    with server.administered() as admin:
         names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
-        conn.execute(sql.SQL("create database {name} template {template}").format(**names))
-        conn.execute(sql.SQL("grant create on database {name} to dba").format(**names))
+        create = sql.SQL("create database {name} template {template}").format(**names)
+        if (
+            admin.info.server_version >= 150000
+        ):  # before, it is the only way; it takes half the time
+            create += sql.SQL(" strategy file_copy")
+        admin.execute(create)
+        admin.execute(sql.SQL("grant create on database {name} to dba").format(**names))
     database = Database(server, name)
     if template == "template1":
         with psycopg.connect(database.dsn(), autocommit=True) as conn:
@@ -230,6 +249,17 @@ def rotate(database: Database, bundle: TrustBundle, *roots: Ed25519PrivateKey) -
             "select pgfence.install_trust_bundle(%s, %s)",
             [bundle.document, [sign_bundle(bundle.document, root) for root in roots]],
         )
+
+
+@contextmanager
+def copied(template: Database, name: str) -> Iterator[Database]:
+    """A copy of a database with pgfence, which is dropped at the end."""
+    database = create_database(template.server, name, template=template.name)
+    record_identity(database)
+    try:
+        yield database
+    finally:
+        database.drop()
 
 
 def record_identity(database: Database) -> None:

@@ -18,7 +18,7 @@ from psycopg import sql
 from pgfence import tokens
 from pgfence.model.grant import Grant
 from tests.guarded import BATCH, DAY, NEXT_BATCH, make_table, protect, run
-from tests.support import Database, Keys, TestServer, create_database, record_identity
+from tests.support import Database, Keys, copied
 from tests.workers import Worker, forge, grant_of, status_proof
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -122,9 +122,12 @@ STATE = (
 
 @pytest.fixture(scope="module")
 def scene(template: Database, keys: Keys) -> Iterator[Scene]:
-    server: TestServer = template.server
-    database = create_database(server, f"{template.name}_security", template=template.name)
-    record_identity(database)
+    with copied(template, f"{template.name}_security") as database:
+        yield set_scene(database, keys)
+
+
+def set_scene(database: Database, keys: Keys) -> Scene:
+    """The tables, who holds what, and the tokens that an attacker has."""
     owner = database.connect("billing_owner")
     for table in ("invoices", "open_invoices"):
         make_table(owner, table, "plain")
@@ -151,7 +154,7 @@ def scene(template: Database, keys: Keys) -> Iterator[Scene]:
         body = urlsafe_b64encode(changed + signature).rstrip(b"=").decode()
         return f"v4.public.{body}.{footer}"
 
-    yield Scene(
+    return Scene(
         database,
         {
             "my_grant": mine.token,
@@ -171,7 +174,6 @@ def scene(template: Database, keys: Keys) -> Iterator[Scene]:
         },
         holder,
     )
-    database.drop()
 
 
 def parts(token: str) -> tuple[bytes, bytes]:

@@ -286,18 +286,14 @@ SCRIPTS: dict[str, Script] = {
 
 @pytest.fixture(scope="module")
 def stage(template: Database, keys: Keys) -> Any:
-    database = support.create_database(
-        template.server, f"pgfence_interleavings_{next(_numbers)}", template=template.name
-    )
-    support.record_identity(database)
-    stage = Stage(database, keys)
-    with psycopg.connect(database.dsn(), autocommit=True) as superuser:
-        superuser.execute(
-            "insert into batch select n::text, null, 0 from generate_series(1, 50000) as n"
-        )
-    stage.protect()
-    yield stage
-    database.drop()
+    with support.copied(template, f"pgfence_interleavings_{next(_numbers)}") as database:
+        stage = Stage(database, keys)
+        with psycopg.connect(database.dsn(), autocommit=True) as superuser:
+            superuser.execute(
+                "insert into batch select n::text, null, 0 from generate_series(1, 50000) as n"
+            )
+        stage.protect()
+        yield stage
 
 
 @pytest.mark.timeout(600)

@@ -58,11 +58,9 @@ def clinic() -> Iterator[Database]:
 @pytest.fixture
 def patient(clinic: Database) -> Iterator[Database]:
     """A copy of it, with a registry connected."""
-    copy = support.create_database(clinic.server, f"patient_{next(_numbers)}", template=clinic.name)
-    support.record_identity(copy)
-    copy.connect("registry")
-    yield copy
-    copy.drop()
+    with support.copied(clinic, f"patient_{next(_numbers)}") as copy:
+        copy.connect("registry")
+        yield copy
 
 
 def examine(database: Database) -> tuple[Finding, ...]:
