@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +41,24 @@ class Writer:
     """A worker who holds whatever resource it is asked to write."""
 
     worker: Worker
-    _tokens: dict[str, str] = field(default_factory=dict)
+    #: Of each resource that it holds.
+    tokens: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def login(cls, database: Database, keys: Keys, role: str = "worker_a") -> Writer:
-        return cls(Worker.login(database, keys, role))
+    def login(
+        cls,
+        database: Database,
+        keys: Keys,
+        role: str = "worker_a",
+        *,
+        tokens: Mapping[str, str] | None = None,
+    ) -> Writer:
+        """tokens: what it holds already."""
+        return cls(Worker.login(database, keys, role), dict(tokens or {}))
+
+    @property
+    def database(self) -> Database:
+        return self.worker.database
 
     @property
     def conn(self) -> psycopg.Connection[Any]:
@@ -53,12 +66,12 @@ class Writer:
 
     def admit(self, resource: str) -> None:
         """fenced_apply with the next segment of the resource, in the transaction that is open."""
-        if resource not in self._tokens:
+        if resource not in self.tokens:
             database, keys = self.worker.database, self.worker.keys
             with psycopg.connect(database.dsn(self.conn.info.user), autocommit=True) as other:
-                self._tokens[resource] = Worker(database, keys, other).acquire(resource).token
+                self.tokens[resource] = Worker(database, keys, other).acquire(resource).token
         position = self.worker.call("select * from pgfence.position(%s)", [resource])
-        verdict = self.worker.apply(self._tokens[resource], position.last_segment + 1)
+        verdict = self.worker.apply(self.tokens[resource], position.last_segment + 1)
         assert verdict.verdict == "ACCEPTED", verdict
 
     @contextmanager

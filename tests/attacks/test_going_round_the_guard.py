@@ -3,9 +3,12 @@ must succeed, and once more with the resource admitted: the guard refuses the at
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -25,7 +28,7 @@ from tests.guarded import (
     refused,
     run,
 )
-from tests.support import Database, Keys, TestServer, create_database, wait_until
+from tests.support import Database, Keys, TestServer, copied, create_database, wait_until
 from tests.workers import Worker
 
 pytestmark = pytest.mark.rule("R23")
@@ -49,41 +52,73 @@ class Billing:
         ).fetchall()
 
 
-def billing(database: Database, keys: Keys, kind: str) -> Billing:
-    owner = database.connect("billing_owner")
-    day, batch, leaf = (
-        (LATER_DAY, LATER_BATCH, "_later") if kind == "attached later" else (DAY, BATCH, "_0")
-    )
-    for table in ("invoices", "open_invoices"):
-        make_table(owner, table, kind)
-    protect(owner, "invoices")
+KINDS = ["plain", "partitioned", "attached later"]
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def drawn_up(template: Database, keys: Keys) -> Iterator[Callable[[str], Writer]]:
+    """The tables of a kind in a database to be copied, and who has written their rows."""
+    with ExitStack() as stack:
+
+        @cache
+        def draw_up(kind: str) -> Writer:
+            name = f"{template.name}_billing_{KINDS.index(kind)}"
+            database = stack.enter_context(copied(template, name))
+            owner = database.connect("billing_owner")
+            for table in ("invoices", "open_invoices"):
+                make_table(owner, table, kind)
+            protect(owner, "invoices")
+            if kind == "attached later":
+                for table in ("invoices", "open_invoices"):
+                    attach_later(owner, table)
+            day, batch, _ = _place(kind)
+            writer = Writer.login(database, keys)
+            insert = f"insert into {{}} select i, '{day}', 10 from generate_series(1, 3) as i"
+            run(writer.conn, insert.format("open_invoices"))
+            with writer.admitted(batch) as conn:
+                run(conn, insert.format("invoices"))
+            database.close()
+            return writer
+
+        yield draw_up
+
+
+def _place(kind: str) -> tuple[str, str, str]:
+    """Day and resource of the rows, and what the name of their partition has after the table's."""
     if kind == "attached later":
-        for table in ("invoices", "open_invoices"):
-            attach_later(owner, table)
-    made = Billing(
-        database,
-        owner,
-        Writer.login(database, keys),
-        database.connect("worker_a"),
-        day,
-        batch,
-        "" if kind == "plain" else leaf,
-    )
-    insert = f"insert into {{}} select i, '{day}', 10 from generate_series(1, 3) as i"
-    run(made.attacker, insert.format("open_invoices"))
-    with made.writer.admitted(batch) as conn:
-        run(conn, insert.format("invoices"))
-    return made
-
-
-@pytest.fixture(params=["plain", "partitioned", "attached later"])
-def tables(request: pytest.FixtureRequest, database: Database, keys: Keys) -> Billing:
-    return billing(database, keys, request.param)
+        return LATER_DAY, LATER_BATCH, "_later"
+    return DAY, BATCH, "" if kind == "plain" else "_0"
 
 
 @pytest.fixture
-def plain(database: Database, keys: Keys) -> Billing:
-    return billing(database, keys, "plain")
+def billing(drawn_up: Callable[[str], Writer], keys: Keys) -> Iterator[Callable[[str], Billing]]:
+    """billing(kind): a copy of such a database."""
+    with ExitStack() as stack:
+
+        def copy(kind: str) -> Billing:
+            original = drawn_up(kind)
+            name = f"{original.database.name}_{next(_numbers)}"
+            database = stack.enter_context(copied(original.database, name))
+            return Billing(
+                database,
+                database.connect("billing_owner"),
+                Writer.login(database, keys, tokens=original.tokens),
+                database.connect("worker_a"),
+                *_place(kind),
+            )
+
+        yield copy
+
+
+@pytest.fixture(params=KINDS)
+def tables(request: pytest.FixtureRequest, billing: Callable[[str], Billing]) -> Billing:
+    return billing(request.param)
+
+
+@pytest.fixture
+def plain(billing: Callable[[str], Billing]) -> Billing:
+    return billing("plain")
 
 
 # {t}: the table, {leaf}: the partition of the day (or the table), {day}; (17): since PostgreSQL 17
@@ -289,9 +324,7 @@ def test_r23_every_row_of_a_statement_counts(plain: Billing) -> None:
     assert {amount for _, _, amount in plain.rows()} == {0}
 
 
-@pytest.mark.parametrize("kind", ["plain", "partitioned", "attached later"])
-def test_r23_moving_a_row_needs_both_resources(database: Database, keys: Keys, kind: str) -> None:
-    tables = billing(database, keys, kind)
+def test_r23_moving_a_row_needs_both_resources(tables: Billing) -> None:
     away = f"update invoices set batch_date = '{NEXT_DAY}' where id = 2"
     back = f"update invoices set batch_date = '{tables.day}' where id = 2"
     with refused() as error, tables.writer.admitted(tables.batch) as conn:
@@ -352,12 +385,8 @@ def test_r23_write_by_a_trigger_of_another_table_is_refused(plain: Billing) -> N
     assert plain.rows() == []
 
 
-@pytest.mark.parametrize("kind", ["plain", "partitioned", "attached later"])
 @pytest.mark.parametrize("action", ["cascade", "set null", "set default"])
-def test_r23_foreign_key_action_without_admission_is_refused(
-    database: Database, keys: Keys, kind: str, action: str
-) -> None:
-    tables = billing(database, keys, kind)
+def test_r23_foreign_key_action_without_admission_is_refused(tables: Billing, action: str) -> None:
     run(tables.owner, "create table customers (id integer primary key)")
     run(tables.owner, "insert into customers values (0), (1), (2)")
     run(tables.owner, "grant select, update, delete on customers to pgfence_app")
@@ -409,9 +438,9 @@ def test_r23_foreign_key_action_on_the_column_that_names_the_resource(
 
 @pytest.mark.parametrize("kind", ["plain", "partitioned"])
 def test_r23_truncate_is_refused_even_when_admitted(
-    database: Database, keys: Keys, kind: str
+    billing: Callable[[str], Billing], kind: str
 ) -> None:
-    tables = billing(database, keys, kind)
+    tables = billing(kind)
     run(tables.owner, "create table customers (id integer primary key)")
     for table in ("invoices", "open_invoices"):
         run(tables.owner, f"alter table {table} add column customer integer references customers")
@@ -484,11 +513,12 @@ def test_r23_session_replication_role_does_not_silence_the_guard(
         "truncate {}",
     ],
 )
-@pytest.mark.parametrize("kind", ["plain", "partitioned", "attached later"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_r23_logical_replication_applies_nothing(
-    cluster: TestServer, database: Database, keys: Keys, kind: str, change: str
+    cluster: TestServer, billing: Callable[[str], Billing], kind: str, change: str
 ) -> None:
-    tables = billing(database, keys, kind)
+    tables = billing(kind)
+    database = tables.database
     change = change.replace(DAY, tables.day)
     source = create_database(cluster, f"{database.name}_source")
     name = database.name
