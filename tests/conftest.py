@@ -19,6 +19,7 @@ from typing import Any
 import hypothesis
 import psycopg
 import pytest
+from psycopg import sql
 
 from pgfence import embedded
 from tests import guarded, pgbouncer, support
@@ -84,6 +85,9 @@ def server() -> Iterator[support.TestServer]:
         yield from _container(str(error))
         return
     with embedded.Server(bin_dir, settings=_SETTINGS, parent=support.fast_folder()) as running:
+        with psycopg.connect(running.dsn()) as conn:
+            kept = sql.Literal(support.quick_to_check(running.password))
+            conn.execute(sql.SQL("alter role current_user password {}").format(kept))
         yield support.TestServer(running.dsn(), running.log_file)
 
 
