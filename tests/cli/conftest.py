@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,8 @@ class Said:
 Pgfence = Callable[..., Said]
 
 
-@pytest.fixture
-def pgfence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
+@contextmanager
+def command_line(patch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
     """Runs a command on a database as a role: pgfence("refusals", on=database, role="auditor").
 
     typed: what somebody types when it asks.
@@ -42,7 +43,7 @@ def pgfence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
     def run(
         *arguments: object, on: Database | None = None, role: str = "dba", typed: str = ""
     ) -> Said:
-        monkeypatch.setenv("PGFENCE_DSN", on.dsn(role) if on else "")
+        patch.setenv("PGFENCE_DSN", on.dsn(role) if on else "")
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=typed)
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -54,3 +55,9 @@ def pgfence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
     # `registry serve` logs to what was its standard output; later tests have another.
     logger.handlers[:] = before[0]
     logger.setLevel(before[1])
+
+
+@pytest.fixture
+def pgfence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
+    with command_line(monkeypatch) as run:
+        yield run

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
+import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +19,16 @@ from pgfence import tokens
 from pgfence.model.canonical import encode
 from pgfence.model.signature import key_id, raw_public_key
 from tests import rotation_cases as rotation
-from tests.cli.conftest import Pgfence, Said
+from tests.cli.conftest import Pgfence, Said, command_line
 from tests.cli.documents import ROOT
-from tests.support import Database, Keys, make_bundle, rotate
+from tests.support import Database, Keys, TestServer, copied, create_database, make_bundle, rotate
 from tests.workers import Worker, grant_of
 
 PEOPLE = dict(zip(("alice", "bob", "carol", "dave"), rotation.PEOPLE, strict=False))
 PUBLIC = {name: raw_public_key(key).hex() for name, key in PEOPLE.items()}
 KIDS = {name: key_id(raw_public_key(key)) for name, key in PEOPLE.items()}
 NEXT = raw_public_key(rotation.NEXT_GRANT_KEY).hex()
+_numbers = itertools.count(1)
 
 
 @dataclass
@@ -51,25 +56,43 @@ class Office:
         return int(self("show", "--json").document["version"])
 
 
+@pytest.fixture(scope="module")
+def opened(
+    cluster: TestServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Database, Path]]:
+    """The first bundle is installed: alice, bob and carol, two of whom sign. And the key files."""
+    folder = tmp_path_factory.mktemp("office")
+    database = create_database(cluster, f"pgfence_office_{os.getpid()}")
+    with pytest.MonkeyPatch.context() as patch, command_line(patch) as pgfence:
+        patch.chdir(folder)
+        for name, key in PEOPLE.items():
+            tokens.write_key(Path(f"{name}.key"), key)
+        assert pgfence("migrate", on=database).exit_code == 0
+        office = Office(pgfence, database)
+        roots = [word for name in ("alice", "bob", "carol") for word in ("--root", PUBLIC[name])]
+        said = office("init", "--audience", "billing", *roots, "--json").document
+        assert said["path"] == "trust-1.json"
+        assert [quorum["threshold"] for quorum in said["quorums"]] == [2]
+        assert {p: k["made"] for p, k in said["keys"].items()} == {"grant": True, "status": True}
+        assert "no trust bundle" in office.refused("show")
+        office.sign("trust-1.json", "alice", "carol")
+        assert office("install", "trust-1.json", "--json").document["installed"] is True
+    yield database, folder
+    database.drop()
+
+
 @pytest.fixture
 def office(
-    pgfence: Pgfence, empty_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Office:
-    """The first bundle is installed: alice, bob and carol, two of whom sign."""
-    monkeypatch.chdir(tmp_path)
-    for name, key in PEOPLE.items():
-        tokens.write_key(Path(f"{name}.key"), key)
-    assert pgfence("migrate", on=empty_database).exit_code == 0
-    opened = Office(pgfence, empty_database)
-    roots = [word for name in ("alice", "bob", "carol") for word in ("--root", PUBLIC[name])]
-    said = opened("init", "--audience", "billing", *roots, "--json").document
-    assert said["path"] == "trust-1.json"
-    assert [quorum["threshold"] for quorum in said["quorums"]] == [2]
-    assert {p: k["made"] for p, k in said["keys"].items()} == {"grant": True, "status": True}
-    assert "no trust bundle" in opened.refused("show")
-    opened.sign("trust-1.json", "alice", "carol")
-    assert opened("install", "trust-1.json", "--json").document["installed"] is True
-    return opened
+    pgfence: Pgfence,
+    opened: tuple[Database, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Office]:
+    """A copy of that database, and of the key files in the working directory."""
+    original, folder = opened
+    monkeypatch.chdir(shutil.copytree(folder, tmp_path / "office"))
+    with copied(original, f"{original.name}_{next(_numbers)}") as database:
+        yield Office(pgfence, database)
 
 
 def test_r31_two_of_three_replace_a_root_key_and_the_grant_key(office: Office) -> None:
