@@ -5,20 +5,24 @@ signs, and a guarded table.
 from __future__ import annotations
 
 import os
+import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
-from tests.conformance.drivers import DRIVERS, Driver, Fence
+from tests.conformance.drivers import DRIVERS, Driver, Fence, Lease
 from tests.elsewhere import use_registry_elsewhere
 from tests.guarded import open_invoices
 from tests.pgbouncer import through
 from tests.registry import registry
-from tests.support import Database, Keys
+from tests.support import PATIENCE, Database, Keys, wait_until
+from tests.workers import end_lease, proof_of
 
 RESOURCE = "invoice-batch/2026-07-19"
 SETTLE = "update invoices set state = $2 where id = $1"
@@ -30,37 +34,43 @@ def driver(request: pytest.FixtureRequest) -> Driver:
     return chosen
 
 
-ROUTES = ["direct", "pgbouncer"]
-#: For a module: one driver also with the registry in another database. test_elsewhere.py has all.
-EVERYWHERE = pytest.mark.parametrize(
-    ("driver", "route"),
-    [*((driver, route) for driver in DRIVERS for route in ROUTES), (DRIVERS[0], "elsewhere")],
-    ids=lambda chosen: getattr(chosen, "name", chosen),
-    indirect=True,
-)
+ROUTES = ["direct", "pgbouncer", "elsewhere"]
+#: For a module where a pooler changes nothing.
+NOT_POOLED = pytest.mark.parametrize("route", ["direct", "elsewhere"], indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every driver directly; through the pooler each test with one driver, each driver in turn,
-    and with the registry elsewhere with psycopg and the one whose turn it is.
+    """Every driver directly; through the pooler each test with one of its drivers, in turn, and
+    so with the registry elsewhere.
 
-    PGFENCE_CONFORMANCE=all has every test go through it with every driver.
+    PGFENCE_CONFORMANCE=all has every test go both ways with every driver.
     """
     if os.environ.get("PGFENCE_CONFORMANCE") == "all":
         return
-    left_out = {item for item in items if isinstance(item, pytest.Function) and _is_left_out(item)}
+    ways = {
+        item: way for item in items if isinstance(item, pytest.Function) and (way := _way(item))
+    }
+    drivers: dict[tuple[Path, str], list[str]] = defaultdict(list)
+    for item, (driver, _) in ways.items():
+        of_test = drivers[item.path, item.originalname]
+        if driver not in of_test:
+            of_test.append(driver)
+    left_out = set()
+    for item, (driver, route) in ways.items():
+        of_test = drivers[item.path, item.originalname]
+        turn = of_test[zlib.crc32(item.originalname.encode()) % len(of_test)]
+        if route != "direct" and driver != turn:
+            left_out.add(item)
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
 
-def _is_left_out(item: pytest.Function) -> bool:
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if parameters.get("route") not in ("pgbouncer", "elsewhere") or "driver" not in parameters:
-        return False
-    turns = [DRIVERS[zlib.crc32(item.originalname.encode()) % len(DRIVERS)]]
-    if parameters["route"] == "elsewhere":
-        turns.append(DRIVERS[0])
-    return parameters["driver"] not in turns
+def _way(item: pytest.Function) -> tuple[str, str] | None:
+    """The driver and the route of a test that has both."""
+    parameters: dict[str, Any] = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    if not {"driver", "route"} <= parameters.keys():
+        return None
+    return parameters["driver"].name, parameters["route"]
 
 
 @pytest.fixture(params=ROUTES)
@@ -102,10 +112,10 @@ Connect = Callable[..., Fence]
 
 
 @pytest.fixture
-def connect(
-    driver: Driver, served: Database, registered: Database, route: str
+def connect_unserved(
+    driver: Driver, database: Database, registered: Database, route: str
 ) -> Iterator[Connect]:
-    """Connect as a role, or to a DSN; closed at the end.
+    """Connect as a role, or to a DSN; closed at the end. No registry process runs yet.
 
     registry_dsn: how the registry is reached, with the database where it is here.
     """
@@ -121,11 +131,33 @@ def connect(
                 options["registry"] = registry_dsn or registered.dsn(role)
             else:
                 dsn = registry_dsn or dsn
-            fence = driver.connect(dsn or served.dsn(role), **options)
+            fence = driver.connect(dsn or database.dsn(role), **options)
             stack.callback(fence.close)
             return fence
 
         yield connect_as
+
+
+@pytest.fixture
+def connect(served: Database, connect_unserved: Connect) -> Connect:
+    """The same with ten open invoices and a registry that signs."""
+    return connect_unserved
+
+
+@pytest.fixture
+def end(registered: Database, route: str) -> Callable[[Lease], str]:
+    """Let a lease be over, for its worker and for the database; the refusal that comes of it."""
+
+    def end(lease: Lease) -> str:
+        end_lease(registered, lease.grant.lease)
+        if route != "elsewhere":
+            return "NOT_HELD"
+        assert lease.lost.wait(PATIENCE)
+        last = proof_of(lease.shown.token).valid_until
+        wait_until(lambda: time.time() * 1_000_000 > last, "its last proof is over")
+        return "STALE_STATUS"
+
+    return end
 
 
 def states(database: Database) -> dict[int, str]:

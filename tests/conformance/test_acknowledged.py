@@ -9,7 +9,7 @@ import pytest
 
 from pgfence import errors
 from pgfence.model.receipt import Receipt
-from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count
+from tests.conformance.conftest import NOT_POOLED, RESOURCE, SETTLE, Connect, count
 from tests.conformance.drivers import Asyncpg, Driver, Execute, Psycopg
 from tests.support import Database
 from tests.workers import as_owner
@@ -22,10 +22,8 @@ def driver(request: pytest.FixtureRequest) -> Driver:
     return chosen
 
 
-@pytest.fixture
-def route() -> str:
-    """A pooler changes nothing here."""
-    return "direct"
+#: A pooler changes nothing here.
+pytestmark = NOT_POOLED
 
 
 def settle(invoice: int) -> Any:

@@ -9,12 +9,10 @@ import pytest
 
 from pgfence import errors
 from pgfence.client.protocol import Failed
-from tests.conformance.conftest import EVERYWHERE, RESOURCE, SETTLE, Connect, count, states
+from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import Driver, Execute
 from tests.proxy import proxy_to
 from tests.support import PATIENCE, Database
-
-pytestmark = EVERYWHERE
 
 RECEIPTS = "select count(*) from pgfence.receipts"
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pgfence import errors
-from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
-from tests.conformance.drivers import Execute
+from tests.conformance.conftest import NOT_POOLED, RESOURCE, SETTLE, Connect, count, states
+from tests.conformance.drivers import Execute, Lease
 from tests.conformance.test_shadow import in_shadow  # noqa: F401 - a fixture
 from tests.proxy import proxy_to
 from tests.support import Database
-from tests.workers import end_lease
 
 TRANSACTIONS = "select count(distinct xmin::text) from pgfence.receipts"
 
-
-@pytest.fixture
-def route() -> str:
-    """What a pooler changes is tried with single segments."""
-    return "direct"
+#: What a pooler changes is tried with single segments.
+pytestmark = NOT_POOLED
 
 
 def page(number: int, payload: object = None) -> tuple[object, Any]:
@@ -156,14 +153,15 @@ def test_r46_what_was_computed_before_a_failure_is_applied_all_the_same(
 def test_r28_in_shadow_those_that_would_be_refused_run_with_the_others(
     connect: Connect,
     in_shadow: Database,  # noqa: F811
+    end: Callable[[Lease], str],
 ) -> None:
-    with connect().hold(RESOURCE, operation="settle") as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
         lease.apply_many([page(1), page(2)])
         receipts = lease.apply_many([never(2), page(3), page(4)], segment=2)
         assert [(r.replayed, r.would_refuse) for r in receipts] == [
             (True, None), (False, None), (False, None),
         ]  # fmt: skip
-        end_lease(in_shadow, lease.grant.lease)
+        refusal = end(lease)
         receipts = lease.apply_many([page(5), page(6)])
-        assert [receipt.would_refuse for receipt in receipts] == ["NOT_HELD", "NOT_HELD"]
+        assert [receipt.would_refuse for receipt in receipts] == [refusal, refusal]
     assert settled(in_shadow) == [1, 2, 3, 4, 5, 6]

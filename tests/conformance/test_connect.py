@@ -8,21 +8,22 @@ import pytest
 
 from pgfence import errors
 from tests.conformance.conftest import RESOURCE, Connect
-from tests.conformance.drivers import Driver
 from tests.support import Database
 
 
 def test_a_database_without_pgfence_says_what_to_run(
-    driver: Driver, empty_database: Database
+    connect_unserved: Connect, empty_database: Database, route: str
 ) -> None:
-    with pytest.raises(errors.SchemaVersionError, match="run `pgfence migrate`"):
-        driver.connect(empty_database.dsn("worker_a"))
+    empty = empty_database.dsn("worker_a")
+    for which in ["dsn", "registry_dsn"] if route == "elsewhere" else ["dsn"]:
+        with pytest.raises(errors.SchemaVersionError, match="run `pgfence migrate`"):
+            connect_unserved(**{which: empty})
 
 
 def test_another_schema_version_names_both_and_says_what_to_run(
-    driver: Driver, database: Database
+    connect_unserved: Connect, registered: Database
 ) -> None:
-    database.connect().execute(
+    registered.connect().execute(
         "create or replace function pgfence.schema_version() returns text language sql"
         " immutable parallel safe set search_path = pg_catalog, pg_temp"
         " as $$ select '9999_future' $$"
@@ -30,7 +31,7 @@ def test_another_schema_version_names_both_and_says_what_to_run(
     with pytest.raises(
         errors.SchemaVersionError, match="is 9999_future, .*built for 0001_baseline.*migrate"
     ):
-        driver.connect(database.dsn("worker_a"))
+        connect_unserved()
 
 
 def test_a_role_that_may_not_use_pgfence_says_what_to_grant(connect: Connect) -> None:
@@ -39,9 +40,9 @@ def test_a_role_that_may_not_use_pgfence_says_what_to_grant(connect: Connect) ->
 
 
 def test_r6_a_role_without_workload_is_told_when_it_asks(
-    connect: Connect, served: Database
+    connect: Connect, registered: Database
 ) -> None:
-    served.connect("dba").execute("select pgfence.remove_workload('worker_b')")
+    registered.connect("dba").execute("select pgfence.remove_workload('worker_b')")
     with (
         pytest.raises(errors.NoWorkloadError) as caught,
         connect("worker_b").hold(RESOURCE, operation="settle"),

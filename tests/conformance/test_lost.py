@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pgfence import State, errors
-from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
+from tests.conformance.conftest import RESOURCE, ROUTES, SETTLE, Connect, count, states
 from tests.conformance.drivers import Execute, Lease
 from tests.conformance.test_hold import wait_for_move, wait_for_state
 from tests.proxy import proxy_to
@@ -16,10 +16,11 @@ from tests.support import PATIENCE, Database, wait_until
 from tests.workers import end_lease
 
 
-@pytest.fixture
-def route() -> str:
+@pytest.fixture(params=["direct", "elsewhere"])
+def route(request: pytest.FixtureRequest) -> str:
     """A pooler changes nothing here, except where a test says so."""
-    return "direct"
+    chosen: str = request.param
+    return chosen
 
 
 def settle(invoice: int, state: str = "settled") -> Any:
@@ -40,10 +41,10 @@ class Calls:
 
 
 def test_r42_r43_in_doubt_a_lease_is_not_lost_and_by_the_own_clock_it_is(
-    connect: Connect, served: Database
+    connect: Connect, registered: Database
 ) -> None:
-    with proxy_to(served.dsn("worker_a")) as proxy:
-        fence = connect(dsn=proxy.dsn)
+    with proxy_to(registered.dsn("worker_a")) as proxy:
+        fence = connect(registry_dsn=proxy.dsn)
         with fence.hold(RESOURCE, operation="settle", ttl=1.5) as lease:
             calls = Calls(lease)
             proxy.close()
@@ -59,11 +60,11 @@ def test_r42_r43_in_doubt_a_lease_is_not_lost_and_by_the_own_clock_it_is(
 
 
 def test_r42_a_renewal_that_is_answered_in_the_end_is_no_loss(
-    connect: Connect, served: Database, caplog: pytest.LogCaptureFixture
+    connect: Connect, registered: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "pgfence.client")
-    with proxy_to(served.dsn("worker_a")) as proxy:
-        fence = connect(dsn=proxy.dsn)
+    with proxy_to(registered.dsn("worker_a")) as proxy:
+        fence = connect(registry_dsn=proxy.dsn)
         with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
             calls = Calls(lease)
             proxy.cut_when_used()
@@ -74,20 +75,20 @@ def test_r42_a_renewal_that_is_answered_in_the_end_is_no_loss(
     assert calls.count == 0
 
 
-def test_r41_by_the_registry_s_word_a_lease_is_lost(connect: Connect, served: Database) -> None:
+def test_r41_by_the_registry_s_word_a_lease_is_lost(connect: Connect, registered: Database) -> None:
     with connect().hold(RESOURCE, operation="settle", ttl=1.5) as lease:
         calls = Calls(lease)
-        end_lease(served, lease.grant.lease)
+        end_lease(registered, lease.grant.lease)
         assert lease.lost.wait(PATIENCE)
         assert calls.called.wait(PATIENCE)
 
 
 def test_r41_a_lease_that_somebody_else_released_is_lost(
-    connect: Connect, served: Database
+    connect: Connect, registered: Database
 ) -> None:
     with connect().hold(RESOURCE, operation="settle", ttl=1.5) as lease:
         calls = Calls(lease)
-        served.connect("worker_a").execute(
+        registered.connect("worker_a").execute(
             "select pgfence_registry.release(%s)", [lease.grant.lease]
         )
         assert lease.lost.wait(PATIENCE)
@@ -95,10 +96,10 @@ def test_r41_a_lease_that_somebody_else_released_is_lost(
         assert calls.called.wait(PATIENCE)
 
 
-def test_r10_by_a_refusal_a_lease_is_lost_at_once(connect: Connect, served: Database) -> None:
+def test_r10_by_a_refusal_a_lease_is_lost_at_once(connect: Connect, registered: Database) -> None:
     with connect("worker_a").hold(RESOURCE, operation="settle", ttl=600) as old:
         calls = Calls(old)
-        end_lease(served, old.grant.lease)
+        end_lease(registered, old.grant.lease)
         with connect("worker_b").hold(RESOURCE, operation="settle") as new:
             new.apply({"page": 1}, settle(1, "by B"))
             with pytest.raises(errors.StaleOwnerError):
@@ -109,28 +110,28 @@ def test_r10_by_a_refusal_a_lease_is_lost_at_once(connect: Connect, served: Data
 
 
 def test_what_on_lost_calls_may_fail_and_comes_also_when_it_is_lost_already(
-    connect: Connect, served: Database, caplog: pytest.LogCaptureFixture
+    connect: Connect, registered: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> None:
         raise ValueError("cannot be stopped")
 
     with connect().hold(RESOURCE, operation="settle", ttl=1.5) as lease:
         lease.on_lost(fails)
-        end_lease(served, lease.grant.lease)
+        end_lease(registered, lease.grant.lease)
         assert lease.lost.wait(PATIENCE)
         assert Calls(lease).called.wait(PATIENCE)
         wait_until(lambda: "cannot be stopped" in caplog.text, "the failure is logged")
 
 
-@pytest.mark.parametrize("route", ["direct", "pgbouncer"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_r43_what_runs_when_the_lease_is_lost_is_stopped_and_not_written(
-    connect: Connect, served: Database
+    connect: Connect, served: Database, registered: Database
 ) -> None:
     """It neither runs on until the server notices, nor keeps the next owner waiting."""
 
     def dawdles(execute: Execute) -> None:
         settle(1)(execute)
-        end_lease(served, lease.grant.lease)
+        end_lease(registered, lease.grant.lease)
         execute("select pg_sleep(600)")
 
     running = (
@@ -150,11 +151,11 @@ def test_r43_what_runs_when_the_lease_is_lost_is_stopped_and_not_written(
 
 
 def test_r43_work_that_uses_no_connection_looks_for_itself(
-    connect: Connect, served: Database
+    connect: Connect, served: Database, registered: Database
 ) -> None:
     def computes(execute: Execute) -> None:
         settle(1)(execute)
-        end_lease(served, lease.grant.lease)
+        end_lease(registered, lease.grant.lease)
         assert lease.lost.wait(PATIENCE)
 
     with (

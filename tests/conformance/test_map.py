@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from pgfence import errors
 from pgfence.model.receipt import Receipt
-from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
-from tests.conformance.drivers import DRIVERS, Asyncpg, Driver, Execute, Psycopg
+from tests.conformance.conftest import NOT_POOLED, RESOURCE, SETTLE, Connect, count, states
+from tests.conformance.drivers import DRIVERS, Asyncpg, Driver, Execute, Lease, Psycopg
 from tests.conformance.test_hold import wait_for_move
 from tests.conformance.test_shadow import in_shadow  # noqa: F401 - a fixture
 from tests.proxy import proxy_to
@@ -29,10 +29,8 @@ def driver(request: pytest.FixtureRequest) -> Driver:
     return chosen
 
 
-@pytest.fixture
-def route() -> str:
-    """What a pooler or a registry elsewhere changes is tried with single segments."""
-    return "direct"
+#: What a pooler changes is tried with single segments.
+pytestmark = NOT_POOLED
 
 
 class Settling:
@@ -60,7 +58,6 @@ def numbers(receipts: list[Receipt]) -> list[int]:
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
-@pytest.mark.parametrize("route", ["direct", "elsewhere"])
 def test_r46_items_are_computed_at_once_and_applied_in_order(
     connect: Connect, served: Database
 ) -> None:
@@ -240,12 +237,14 @@ def test_r12_somebody_else_s_segment_in_between_is_noticed(
     assert count(served, RECEIPTS) == 3
 
 
-def test_r46_a_lost_lease_ends_the_computing(connect: Connect, served: Database) -> None:
+def test_r46_a_lost_lease_ends_the_computing(
+    connect: Connect, served: Database, registered: Database
+) -> None:
     settling = Settling()
 
     def compute(page: int) -> int:
         if page == 3:
-            end_lease(served, lease.grant.lease)
+            end_lease(registered, lease.grant.lease)
         if page >= 3:
             assert lease.lost.wait(PATIENCE)
         return settling.compute(page)
@@ -262,13 +261,13 @@ def test_r46_a_lost_lease_ends_the_computing(connect: Connect, served: Database)
 
 
 def test_r42_doubt_holds_segments_back_and_they_are_applied_when_it_has_ended(
-    connect: Connect, served: Database, caplog: pytest.LogCaptureFixture
+    connect: Connect, served: Database, registered: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """agenta#6530: one lost reply to a good renewal does not end the work."""
     caplog.set_level("DEBUG", "pgfence.client")
     settling = Settling()
-    with proxy_to(served.dsn("worker_a")) as proxy:
-        fence = connect(dsn=proxy.dsn)
+    with proxy_to(registered.dsn("worker_a")) as proxy:
+        fence = connect(registry_dsn=proxy.dsn)
 
         def compute(page: int) -> int:
             if page == 4:
@@ -305,7 +304,7 @@ def test_r44_lost_acknowledgements_are_found_out_without_applying_twice(
 
 
 def test_r44_what_cannot_be_found_out_is_unknown_and_not_failed(
-    connect: Connect, served: Database
+    connect: Connect, served: Database, registered: Database
 ) -> None:
     settling = Settling()
     with proxy_to(served.dsn("worker_a")) as proxy:
@@ -315,7 +314,7 @@ def test_r44_what_cannot_be_found_out_is_unknown_and_not_failed(
             settling.write(execute, computed)
             if computed == -2:
                 proxy.lose_reply_to_commit()
-                end_lease(served, lease.grant.lease)
+                end_lease(registered, lease.grant.lease)
 
         with fence.hold(RESOURCE, operation="settle", ttl=600) as lease:
             with pytest.raises(errors.MutationUnknownError) as caught:
@@ -341,17 +340,18 @@ def test_r44_a_segment_that_stood_unknown_is_passed_over_when_it_is_gone_on_with
 def test_r28_in_shadow_it_goes_on_whatever_would_be_refused(
     connect: Connect,
     in_shadow: Database,  # noqa: F811
+    end: Callable[[Lease], str],
 ) -> None:
-    settling = Settling()
-    with connect().hold(RESOURCE, operation="settle") as lease:
+    settling, refusals = Settling(), []
+    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
 
         def write(execute: Execute, computed: int) -> None:
             settling.write(execute, computed)
             if computed == -2:
-                end_lease(in_shadow, lease.grant.lease)
+                refusals.append(end(lease))
 
         receipts = lease.map(settling.compute, PAGES, write)
-        assert [receipt.would_refuse for receipt in receipts] == [None] * 2 + ["NOT_HELD"] * 8
+        assert [receipt.would_refuse for receipt in receipts] == [None] * 2 + refusals * 8
     assert settled(in_shadow) == PAGES
 
 

@@ -6,12 +6,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pgfence import errors, observe
-from tests.conformance.conftest import RESOURCE, Connect
+from tests.conformance.conftest import NOT_POOLED, RESOURCE, Connect
 from tests.conformance.test_apply import never, settle
 from tests.proxy import proxy_to
 from tests.support import Database
 
-pytestmark = pytest.mark.parametrize("route", ["direct"], indirect=True)
+pytestmark = NOT_POOLED
 
 
 def test_verdicts_waits_holds_and_unknown_outcomes_are_counted(

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from pgfence import errors
 from tests.conformance.conftest import RESOURCE, Connect, states
+from tests.conformance.drivers import Lease
 from tests.conformance.test_apply import settle
 from tests.rollout import enforce, evidence, shadow
 from tests.support import Database
-from tests.workers import end_lease
 
 
 @pytest.fixture
-def in_shadow(served: Database) -> Database:
+def in_shadow(served: Database, registered: Database) -> Database:
+    """The guarded database, in shadow as its registry is."""
     owner = served.connect("billing_owner")
     owner.execute("select pgfence.unprotect('invoices')")
     shadow(served, "invoice-batch/")
+    if registered is not served:
+        shadow(registered, "invoice-batch/")
     owner.execute("select pgfence.protect('invoices', 'invoice-batch/{batch}')")
     return served
 
@@ -39,17 +43,18 @@ def test_r28_refused_segment_is_let_through_with_a_warning_and_its_number_stays(
 
 
 def test_r28_worker_whose_lease_is_over_goes_on_until_it_is_enforced(
-    connect: Connect, in_shadow: Database
+    connect: Connect, in_shadow: Database, end: Callable[[Lease], str]
 ) -> None:
-    with connect().hold(RESOURCE, operation="settle") as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
         lease.apply(1, settle(1))
-        end_lease(in_shadow, lease.grant.lease)
+        refusal = end(lease)
         for number in (2, 3):  # the second time the client knows that it is over
             receipt = lease.apply(number, settle(number))
-            assert receipt.would_refuse == "NOT_HELD"
+            assert receipt.would_refuse == refusal
         enforce(in_shadow, RESOURCE)
-        with pytest.raises(errors.NotHeldError):
+        with pytest.raises(errors.RefusedError) as caught:
             lease.apply(4, settle(4))
+        assert caught.value.verdict.verdict == refusal
     assert [states(in_shadow)[i] for i in (1, 2, 3, 4)] == ["settled"] * 3 + ["open"]
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.conftest import EVERYWHERE, RESOURCE, SETTLE, Connect
+from tests.conformance.conftest import RESOURCE, SETTLE, Connect
 from tests.conformance.test_hold import wait_for_move
 from tests.proxy import proxy_to
 from tests.support import Database
-
-pytestmark = EVERYWHERE
 
 
 def test_r42_a_renewal_without_answer_is_doubted_and_asked_again_on_a_new_connection(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from pgfence import errors
 from pgfence.model.bundle import TrustBundle
 from pgfence.registry.issuer import Issuer
 from tests import rotation_cases as rotation
-from tests.conformance.conftest import RESOURCE
+from tests.conformance.conftest import RESOURCE, Connect, count
 from tests.conformance.drivers import Driver, Fence
 from tests.registry import registry
 from tests.support import Database, Keys, make_bundle, rotate
@@ -36,11 +36,39 @@ def next_keys(keys: Keys) -> Keys:
 
 
 @pytest.fixture
-def fence(driver: Driver, database: Database) -> Iterator[Fence]:
+def fence(connect_unserved: Connect) -> Fence:
     """Connected before anything happens."""
-    opened = driver.connect(database.dsn("worker_a"))
-    yield opened
-    opened.close()
+    return connect_unserved()
+
+
+Install = Callable[[TrustBundle], None]
+
+
+@pytest.fixture
+def at_registry(database: Database, registered: Database, keys: Keys) -> Install:
+    """Put the same keys and epoch in force at the registry, in a bundle of its own; where the
+    registry is here, that is the bundle itself, which the test has put in force.
+    """
+    latest = make_bundle(keys, "registry")
+
+    def install(bundle: TrustBundle) -> None:
+        nonlocal latest
+        if registered is not database:
+            latest = replace(bundle, audience=latest.audience, previous=latest.digest)
+            rotate(registered, latest, keys.root)
+
+    return install
+
+
+@pytest.fixture
+def everywhere(database: Database, keys: Keys, at_registry: Install) -> Install:
+    """Put a bundle in force, and the same keys and epoch at the registry."""
+
+    def install(bundle: TrustBundle) -> None:
+        rotate(database, bundle, keys.root)
+        at_registry(bundle)
+
+    return install
 
 
 def slip_in(database: Database, bundle: TrustBundle) -> None:
@@ -67,15 +95,22 @@ def put_back(database: Database) -> None:
     as_owner(database, "update pgfence.configuration set version = version + 1")
 
 
-@contextmanager
-def split(database: Database, says: str) -> Iterator[None]:
-    """The block raises BUNDLE_SPLIT, writes nothing, and leaves no lease behind."""
-    with pytest.raises(errors.BundleSplitError, match=says):
-        yield
-    superuser = database.connect()
-    assert superuser.execute("select from pgfence.receipts").fetchall() == []
-    held = superuser.execute("select from pgfence_registry.grants where state = 'HELD'")
-    assert held.fetchall() == []
+Split = Callable[[str], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def split(database: Database, registered: Database) -> Split:
+    """A block that raises BUNDLE_SPLIT, writes nothing, and leaves no lease behind."""
+
+    @contextmanager
+    def splits(says: str) -> Iterator[None]:
+        with pytest.raises(errors.BundleSplitError, match=says):
+            yield
+        assert count(database, "select count(*) from pgfence.receipts") == 0
+        held = "select count(*) from pgfence_registry.grants where state = 'HELD'"
+        assert count(registered, held) == 0
+
+    return splits
 
 
 def apply(fence: Fence) -> int:
@@ -84,23 +119,25 @@ def apply(fence: Fence) -> int:
 
 
 def test_r33_an_open_fence_follows_when_it_acquires(
-    fence: Fence, database: Database, keys: Keys, next_keys: Keys, second: TrustBundle
-) -> None:
-    with registry(database, keys):
+    fence: Fence, registered: Database, keys: Keys, next_keys: Keys, second: TrustBundle,
+    everywhere: Install,
+) -> None:  # fmt: skip
+    with registry(registered, keys):
         assert apply(fence) == 1
-    rotate(database, second, keys.root)
-    rotate(database, rotation.after(second, lowest_epoch=4), keys.root)
-    with registry(database, next_keys):
+    everywhere(second)
+    everywhere(rotation.after(second, lowest_epoch=4))
+    with registry(registered, next_keys):
         assert apply(fence) == 2
 
 
 def test_r33_an_open_fence_follows_when_it_is_given_a_grant_of_an_unknown_key(
-    driver: Driver, fence: Fence, database: Database, keys: Keys, second: TrustBundle
-) -> None:
-    rotate(database, second, keys.root)
-    worker = Worker.login(database, keys, "worker_a")
+    driver: Driver, fence: Fence, database: Database, registered: Database, keys: Keys,
+    second: TrustBundle, everywhere: Install,
+) -> None:  # fmt: skip
+    everywhere(second)
+    worker = Worker.login(registered, keys, "worker_a")
     worker.ask(RESOURCE, "monday")
-    Issuer(rotation.NEXT_GRANT_KEY).sign_pending(database.connect("registry"))
+    Issuer(rotation.NEXT_GRANT_KEY).sign_pending(registered.connect("registry"))
     token = worker.ask(RESOURCE, "monday").token
     with driver.transaction(database.dsn("worker_a")) as (conn, _):
         assert fence.apply(conn, token, 1, {}).verdict == "ACCEPTED"
@@ -109,73 +146,76 @@ def test_r33_an_open_fence_follows_when_it_is_given_a_grant_of_an_unknown_key(
 
 @pytest.mark.parametrize("lowest_epoch", [None, 2], ids=["the key", "the epoch"])
 def test_r4_a_lease_of_before_the_rotation_is_refused_and_the_next_one_is_good(
-    fence: Fence, database: Database, keys: Keys, first: TrustBundle, second: TrustBundle,
-    next_keys: Keys, lowest_epoch: int | None,
+    fence: Fence, registered: Database, keys: Keys, first: TrustBundle, second: TrustBundle,
+    next_keys: Keys, lowest_epoch: int | None, everywhere: Install,
 ) -> None:  # fmt: skip
     refusal: type[errors.RefusedError] = errors.UnknownKeyError
     if lowest_epoch:
         second, next_keys = rotation.after(first, lowest_epoch=lowest_epoch), keys
         refusal = errors.RevokedEpochError
-    with registry(database, keys):
+    with registry(registered, keys):
         held = fence.hold(RESOURCE, operation="settle", ttl=60)
         lease = held.__enter__()
     assert lease.apply({"page": 1}, lambda execute: None).segment_seq == 1
-    rotate(database, second, keys.root)
+    everywhere(second)
     with pytest.raises(refusal):
         lease.apply({"page": 2}, lambda execute: pytest.fail("the work ran"))
     held.__exit__(None, None, None)
-    with registry(database, next_keys):
+    with registry(registered, next_keys):
         assert apply(fence) == 2
 
 
 def test_r33_a_bundle_that_does_not_follow_is_not_trusted(
-    fence: Fence, database: Database, next_keys: Keys, second: TrustBundle
-) -> None:
+    fence: Fence, database: Database, registered: Database, next_keys: Keys, second: TrustBundle,
+    at_registry: Install, split: Split,
+) -> None:  # fmt: skip
     slip_in(database, second)
-    with registry(database, next_keys), split(database, "does not follow from bundle 1"):
+    at_registry(second)
+    with registry(registered, next_keys), split("does not follow from bundle 1"):
         apply(fence)
 
 
 def test_r33_who_connects_afterwards_trusts_what_is_in_force_unless_it_names_a_bundle(
-    driver: Driver, database: Database, next_keys: Keys, first: TrustBundle, second: TrustBundle
-) -> None:
+    connect_unserved: Connect, database: Database, registered: Database, next_keys: Keys,
+    first: TrustBundle, second: TrustBundle, at_registry: Install, split: Split,
+) -> None:  # fmt: skip
     """The control of the one before, and why a bundle should be named."""
     slip_in(database, second)
-    with split(database, "does not follow from bundle 1"):
-        driver.connect(database.dsn("worker_a"), bundle_digest=first.digest)
-    trusting = driver.connect(database.dsn("worker_a"))
-    with registry(database, next_keys):
+    at_registry(second)
+    with split("does not follow from bundle 1"):
+        connect_unserved(bundle_digest=first.digest)
+    trusting = connect_unserved()
+    with registry(registered, next_keys):
         assert apply(trusting) == 1
-    trusting.close()
 
 
 def test_r33_a_database_that_was_put_back_to_an_older_bundle_is_not_written(
-    driver: Driver, database: Database, keys: Keys, second: TrustBundle
-) -> None:
+    connect_unserved: Connect, database: Database, registered: Database, keys: Keys,
+    second: TrustBundle, split: Split,
+) -> None:  # fmt: skip
     rotate(database, second, keys.root)
-    fence = driver.connect(database.dsn("worker_a"))
+    fence = connect_unserved()
     put_back(database)
-    with registry(database, keys), split(database, "trusts trust bundle 2.*does not have"):
+    with registry(registered, keys), split("trusts trust bundle 2.*does not have"):
         apply(fence)
-    fence.close()
 
 
 def test_r33_another_bundle_of_the_same_version_is_not_trusted(
-    driver: Driver, database: Database, keys: Keys, first: TrustBundle, second: TrustBundle
-) -> None:
+    connect_unserved: Connect, database: Database, registered: Database, keys: Keys,
+    first: TrustBundle, second: TrustBundle, split: Split,
+) -> None:  # fmt: skip
     rotate(database, second, keys.root)
-    fence = driver.connect(database.dsn("worker_a"))
+    fence = connect_unserved()
     put_back(database)
     rotate(database, rotation.after(first, lowest_epoch=2), keys.root)
-    with registry(database, keys), split(database, "another trust bundle 2"):
+    with registry(registered, keys), split("another trust bundle 2"):
         apply(fence)
-    fence.close()
 
 
 def test_r33_a_refusal_because_of_a_bundle_that_does_not_follow_is_a_split(
-    fence: Fence, database: Database, keys: Keys, second: TrustBundle
+    fence: Fence, database: Database, registered: Database, keys: Keys, second: TrustBundle
 ) -> None:
-    with registry(database, keys):
+    with registry(registered, keys):
         held = fence.hold(RESOURCE, operation="settle", ttl=60)
         lease = held.__enter__()
     slip_in(database, second)
@@ -186,17 +226,15 @@ def test_r33_a_refusal_because_of_a_bundle_that_does_not_follow_is_a_split(
 
 
 def test_r33_who_names_an_earlier_bundle_gets_to_the_one_in_force_by_its_signatures(
-    driver: Driver, database: Database, keys: Keys, next_keys: Keys, first: TrustBundle,
-    second: TrustBundle,
+    connect_unserved: Connect, registered: Database, next_keys: Keys, first: TrustBundle,
+    second: TrustBundle, everywhere: Install,
 ) -> None:  # fmt: skip
     third = rotation.after(second, lowest_epoch=3)
-    rotate(database, second, keys.root)
-    rotate(database, third, keys.root)
-    with registry(database, next_keys):
+    everywhere(second)
+    everywhere(third)
+    with registry(registered, next_keys):
         for bundle in (first, second, third):
-            fence = driver.connect(database.dsn("worker_a"), bundle_digest=bundle.digest)
-            apply(fence)
-            fence.close()
+            apply(connect_unserved(bundle_digest=bundle.digest))
     unknown = rotation.after(first, lowest_epoch=9).digest
     with pytest.raises(errors.BundleSplitError, match=f"this client trusts {unknown}"):
-        driver.connect(database.dsn("worker_a"), bundle_digest=unknown)
+        connect_unserved(bundle_digest=unknown)
