@@ -42,7 +42,7 @@ _log = logging.getLogger("pgfence.reconcile")
 _LOOK = "select * from pgfence.unknown_outcomes()"
 _MAY_SETTLE = """
     select pg_catalog.has_function_privilege(
-        'pgfence.reconcile(text, text, bigint, text, text)', 'execute')
+        'pgfence.reconcile(text, text, bigint, text, text, text)', 'execute')
 """
 _RECONCILE = "select * from pgfence.reconcile(%s, %s, %s)"
 _ANSWER = "select * from pgfence.answer_unknown(%s, %s, %s, %s, %s, %s)"

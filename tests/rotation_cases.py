@@ -32,7 +32,7 @@ from tests.token_cases import (
 
 ALICE, BOB, CAROL = ROOT_KEYS
 DAVE, ERIN, FRANK = (private_key(seed) for seed in (11, 12, 13))
-NEXT_GRANT_KEY = private_key(14)
+NEXT_GRANT_KEY, NEXT_STATUS_KEY = private_key(14), private_key(15)
 PEOPLE = [ALICE, BOB, CAROL, DAVE, ERIN, FRANK]
 
 
@@ -68,9 +68,20 @@ def after(before: TrustBundle, **changes: Any) -> TrustBundle:
 
 def with_next_grant_key(before: TrustBundle, **changes: Any) -> TrustBundle:
     """The next version, with `NEXT_GRANT_KEY` in place of the grant keys."""
-    others = [key for key in before.keys if key.purpose != "grant"]
-    trusted = (*others, trust_key(NEXT_GRANT_KEY, "grant"))
-    return after(before, **({"keys": tuple(sorted(trusted, key=lambda k: k.kid))} | changes))
+    return _with_next_key(before, "grant", NEXT_GRANT_KEY, **changes)
+
+
+def with_next_status_key(before: TrustBundle) -> TrustBundle:
+    """The next version, with `NEXT_STATUS_KEY` in place of the status keys."""
+    return _with_next_key(before, "status", NEXT_STATUS_KEY)
+
+
+def _with_next_key(
+    before: TrustBundle, purpose: str, key: Ed25519PrivateKey, **changes: Any
+) -> TrustBundle:
+    others = [trusted for trusted in before.keys if trusted.purpose != purpose]
+    trusted = tuple(sorted((*others, trust_key(key, purpose)), key=lambda each: each.kid))
+    return after(before, **({"keys": trusted} | changes))
 
 
 def with_bob(not_before: int, expires_at: int) -> TrustBundle:

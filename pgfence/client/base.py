@@ -148,8 +148,11 @@ class BaseFence(Generic[S]):
         """What became of a segment; see `Fence.reconcile`."""
         if isinstance(unknown, errors.MutationUnknownError):
             unknown = unknown.coordinates
-        token = grant.token if isinstance(grant, BaseLease) else grant
-        outcome = yield from protocol.reconcile(unknown, token)
+        proof = None
+        if isinstance(grant, BaseLease):
+            shown, grant = grant.shown, grant.token
+            proof = shown.token if shown else None
+        outcome = yield from protocol.reconcile(unknown, grant, proof)
         observe.reconciled(outcome.outcome)
         return outcome
 
@@ -587,7 +590,9 @@ class BaseLease(Generic[S]):
             self._belief.change(Ownership.released)
         elif name == "NOT_HELD":
             self._belief.change(lambda o, now: o.ended(now, verdict.reason or "EXPIRED"))
-        elif name in ("STALE_STATUS", "REBIND_REQUIRED") and self._proofs is not None:
+        elif self._proofs is not None and (
+            name in ("STALE_STATUS", "REBIND_REQUIRED") or verdict.reason == "STATUS_PROOF"
+        ):
             if name == "REBIND_REQUIRED" or verdict.reason == "BEFORE_REBIND":
                 self._proofs.only_later()
             self._belief.change(Ownership.doubted)

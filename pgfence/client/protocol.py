@@ -792,15 +792,17 @@ def report(segments: Sequence[Segment]) -> Steps[None]:
         _log.error("%s, and that could not be noted: %s", _unknown(segments), failed.message)
 
 
-def reconcile(asked: Coordinates, token: str | None) -> Steps[Outcome]:
+def reconcile(asked: Coordinates, token: str | None, proof: str | None = None) -> Steps[Outcome]:
     """What became of a segment (R45). Waits for a transaction that is open on its resource.
 
-    token: a newer grant of the caller's. Repeating it is harmless, so lost answers are.
+    token: a newer grant of the caller's. proof: its status proof, where the registry is in another
+    database. Repeating it is harmless, so lost answers are.
     """
     call = Call(
-        "select * from pgfence.reconcile($1, $2, $3, $4, $5)",
+        "select * from pgfence.reconcile($1, $2, $3, $4, $5, $6)",
         (
             asked.resource, asked.operation_root, asked.segment_seq, asked.payload_digest, token,
+            proof,
         ),
     )  # fmt: skip
     for attempt in range(_ATTEMPTS):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
-from pgfence import State, errors
+from pgfence import Coordinates, State, errors
+from pgfence.client.base import BaseLease
+from pgfence.client.protocol import Steps
+from tests import rotation_cases as rotation
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, states
 from tests.conformance.drivers import Driver, Lease
 from tests.conformance.test_hold import wait_for_state
 from tests.proxy import proxy_to
-from tests.support import PATIENCE, Database, wait_until
+from tests.registry import registry
+from tests.support import PATIENCE, Database, Keys, make_bundle, rotate, wait_until
 from tests.workers import as_owner, fence_row, proof_of
 
 pytestmark = pytest.mark.parametrize("route", ["elsewhere"], indirect=True)
@@ -94,6 +100,45 @@ def test_r13_a_caller_s_own_transaction_uses_the_proof_of_the_lease(
         assert fence.apply(conn, itself, 1, {"page": 1}).verdict == "ACCEPTED"
         settle(1)(execute)
     assert states(served)[1] == "settled"
+
+
+def _nothing(_: object) -> Steps[None]:
+    yield from ()
+
+
+def test_r45_a_newer_lease_proves_with_its_proof_that_nothing_can_come(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence is where it was, as when the database was put back behind the newer owner."""
+    fence = connect()
+    with fence.hold(RESOURCE, operation="settle") as old:
+        old.apply({"page": 1}, settle(1))
+    coordinates = Coordinates(RESOURCE, old.operation_root, 2)
+    monkeypatch.setattr(BaseLease, "_take_over", _nothing)
+    with fence.hold(RESOURCE, operation="settle", ttl=3) as newer:
+        granted = newer.grant.issued_at
+        wait_until(lambda: issued_at(newer) > granted + 1_500_000, "the grant shows it no more")
+        assert fence.reconcile(coordinates, grant=newer.token).reason == "GRANT_REFUSED"
+        itself: Any = vars(newer)["_lease"]  # not the suite's wrapper
+        assert fence.reconcile(coordinates, grant=itself).outcome == "PROVEN_NOT_APPLIED"
+
+
+def test_r33_a_lease_goes_on_when_its_proofs_are_signed_with_a_new_key(
+    connect_unserved: Connect, database: Database, registered: Database, keys: Keys
+) -> None:
+    later = replace(keys, status=rotation.NEXT_STATUS_KEY)
+    with ExitStack() as held:
+        with registry(registered, keys):
+            hold = connect_unserved().hold(RESOURCE, operation="settle", ttl=60)
+            lease = held.enter_context(hold)
+        for name, guarded in (("billing", database), ("registry", registered)):
+            rotate(guarded, rotation.with_next_status_key(make_bundle(keys, name)), keys.root)
+        with registry(registered, later):
+            # Refused for the proof that it has, unless it has just been renewed.
+            with suppress(errors.UnknownKeyError, errors.OwnershipUnknownError):
+                lease.apply({"page": 1}, lambda _: None)
+            lease.wait_held(PATIENCE)
+            assert lease.apply({"page": 1}, lambda _: None, segment=1).segment_seq == 1
 
 
 def test_r13_without_the_registry_nothing_is_granted(driver: Driver, served: Database) -> None:

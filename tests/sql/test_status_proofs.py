@@ -514,6 +514,29 @@ def test_r21_control_before_the_successor_advances_the_proof_of_a_released_lease
     assert owner.apply(held.token, 2, proof).verdict == "STALE_OWNER"
 
 
+def test_r45_a_newer_grant_proves_that_nothing_can_come_only_while_its_proof_counts(
+    owner: Owner, rival: Owner, keys: Keys, database: Database
+) -> None:
+    held = owner.acquire(RESOURCE)
+    assert owner.apply(held.token, 1, owner.prove(held.lease)).verdict == "ACCEPTED"
+    owner.registry.release(held.lease)
+    newer = rival.acquire(RESOURCE)
+    proof = rival.prove(newer.lease)
+
+    def reconcile(shown: str) -> Any:
+        return rival.resource.call(
+            "select * from pgfence.reconcile(%s, %s, 2, null, %s, %s)",
+            [RESOURCE, grant_of(held.token).operation_root, newer.token, shown],
+        )
+
+    refused = reconcile(shifted(proof, keys, -60))
+    assert (refused.outcome, refused.reason) == ("UNRESOLVED", "GRANT_REFUSED")
+    assert "STALE_STATUS" in refused.explanation
+    assert fence_row(database, RESOURCE).highest_fence == held.fence_token
+    assert reconcile(proof).outcome == "PROVEN_NOT_APPLIED"
+    assert fence_row(database, RESOURCE).highest_fence == newer.fence_token
+
+
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_r51_a_clock_that_jumps_back_lets_no_stale_owner_in(
     owner: Owner, rival: Owner, database: Database, level: str

@@ -2,9 +2,11 @@
 -- who holds a newer grant of the resource, and for members of pgfence_owner. Where nothing is proven yet it
 -- looks under the fence row lock, so that a commit on its way comes before the answer or not at all, and
 -- gives the lock back at once, by undoing it: what is proven holds without it, and who asks holds up nobody.
--- A newer grant of the caller's then raises the fence, so that no commit can come any more.
+-- A newer grant of the caller's then raises the fence, so that no commit can come any more; p_status shows
+-- that it is held, where the registry is in another database.
 create function pgfence.reconcile(
-    p_resource text, p_operation_root text, p_segment_seq bigint, p_payload_digest text default null, p_grant text default null
+    p_resource text, p_operation_root text, p_segment_seq bigint, p_payload_digest text default null, p_grant text default null,
+    p_status text default null
 )
 returns pgfence.outcome
 language plpgsql
@@ -58,7 +60,7 @@ begin
         end;
         if v_outcome.reason in ('LEASE_HELD', 'LEASE_OVER') and p_grant is not null
            and ((v_known.grant_claims).fence_token > v_outcome.fence_token) is not false then
-            v_verdict := (pgfence._decide(p_grant collate "C", null, null, null)).answer;
+            v_verdict := (pgfence._decide(p_grant collate "C", null, null, p_status collate "C")).answer;
             v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, v_digest);
             if v_outcome.outcome = 'UNRESOLVED' then
                 v_outcome.reason := 'GRANT_REFUSED';
@@ -84,9 +86,9 @@ begin
 end
 $$;
 -- next statement
-revoke all on function pgfence.reconcile(text, text, bigint, text, text) from public;
+revoke all on function pgfence.reconcile(text, text, bigint, text, text, text) from public;
 -- next statement
-grant execute on function pgfence.reconcile(text, text, bigint, text, text) to pgfence_app;
+grant execute on function pgfence.reconcile(text, text, bigint, text, text, text) to pgfence_app;
 -- next statement
-comment on function pgfence.reconcile(text, text, bigint, text, text) is
+comment on function pgfence.reconcile(text, text, bigint, text, text, text) is
     'What became of a segment: ACCEPTED, PROVEN_NOT_APPLIED, PAYLOAD_CONFLICT or UNRESOLVED, and whom to ask (R45). Waits for an open transaction on the resource. Raises PF301; 40001, 40P01, 55P03, 57014, 25P03 and 25P04 pass through.';
