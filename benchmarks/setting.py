@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -88,10 +87,9 @@ def server(folder: Path, *, durable: bool) -> Iterator[support.TestServer]:
     Unless it is `durable`, nothing waits for the disk: its time is the same for all that is
     compared, and the longer it is the smaller all differences look.
     """
-    programs = os.environ.get("PGFENCE_TEST_PG_BIN")
     settings = SETTINGS | {"fsync": "on" if durable else "off"}
     with embedded.Server(
-        Path(programs) if programs else None, settings=settings, parent=folder
+        support.programs_under_test(), settings=settings, parent=folder
     ) as running:
         under_test = support.TestServer(running.dsn())
         support.create_login_roles(under_test)
@@ -100,9 +98,7 @@ def server(folder: Path, *, durable: bool) -> Iterator[support.TestServer]:
 
 def template(under_test: support.TestServer) -> support.Database:
     """A database with pgfence and the tables, to be copied."""
-    database = support.create_database(under_test, "template")
-    support.install_from_manifest(database)
-    support.configure(database, support.make_keys())
+    database = support.create_guarded_database(under_test, "template", support.make_keys())
     with database.connect("dba") as conn:
         conn.execute("select pgfence.set_policy('', null, 1 << 40, %s)", [TTL_MS])
     with database.connect("billing_owner") as conn:

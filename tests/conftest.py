@@ -78,9 +78,8 @@ def server() -> Iterator[support.TestServer]:
     if given:
         yield support.TestServer(given)
         return
-    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
     try:
-        bin_dir = Path(folder) if folder else embedded.wheel_bin_dir()
+        bin_dir = support.programs_under_test()
     except embedded.EmbeddedServerError as error:
         yield from _container(str(error))
         return
@@ -104,6 +103,15 @@ def _container(why: str) -> Iterator[support.TestServer]:
         support.unavailable(f"{why}; and no container engine answers: {error}")
     with container:
         yield support.TestServer(container.get_connection_url())
+
+
+@pytest.fixture(scope="session")
+def bin_dir() -> Path:
+    """The PostgreSQL under test, for servers of the tests' own; skips where there is none."""
+    try:
+        return support.programs_under_test()
+    except embedded.EmbeddedServerError as error:
+        support.unavailable(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -138,9 +146,7 @@ def empty_database(cluster: support.TestServer) -> Iterator[support.Database]:
 @pytest.fixture(scope="session")
 def template(cluster: support.TestServer, keys: support.Keys) -> Iterator[support.Database]:
     """The database that `database` copies: pgfence, bundle, workloads, and a place for tables."""
-    database = support.create_database(cluster, f"pgfence_template_{os.getpid()}")
-    support.install_from_manifest(database)
-    support.configure(database, keys)
+    database = support.create_guarded_database(cluster, f"pgfence_template_{os.getpid()}", keys)
     yield database
     database.drop()
 
@@ -150,9 +156,8 @@ def registry_template(
     cluster: support.TestServer, keys: support.Keys
 ) -> Iterator[support.Database]:
     """The database that `registry_database` copies: pgfence with another name in its bundle."""
-    database = support.create_database(cluster, f"pgfence_registry_{os.getpid()}")
-    support.install_from_manifest(database)
-    support.configure(database, keys, "registry")
+    name = f"pgfence_registry_{os.getpid()}"
+    database = support.create_guarded_database(cluster, name, keys, "registry")
     yield database
     database.drop()
 
@@ -171,6 +176,13 @@ def database(template: support.Database) -> Iterator[support.Database]:
     """A fresh database with pgfence, trust bundle and workloads; `billing_owner` makes tables."""
     with support.copied(template, f"pgfence_test_{os.getpid()}_{next(_numbers)}") as database:
         yield database
+
+
+@pytest.fixture
+def invoices(database: support.Database) -> support.Database:
+    """A fresh database with ten open invoices behind the guard."""
+    guarded.open_invoices(database)
+    return database
 
 
 @pytest.fixture

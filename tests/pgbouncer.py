@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,8 @@ from tests.support import (
     ROLE_PASSWORD,
     Database,
     TestServer,
+    free_ports,
+    listens,
     unavailable,
     wait_until,
 )
@@ -112,7 +113,7 @@ def pgbouncer(server: TestServer) -> Iterator[Pooler]:
         auth_file, ini, log = (folder / part for part in ("users.txt", "pgbouncer.ini", "log"))
         auth_file.write_text("".join(f'"{role}" "{ROLE_PASSWORD}"\n' for role in LOGIN_ROLES))
         target = conninfo.conninfo_to_dict(server.dsn)
-        port = _free_port()
+        (port,) = free_ports(1)
         ini.write_text(
             _INI.format(
                 host=target["host"], port=target["port"], listen_port=port, auth_file=auth_file
@@ -128,21 +129,10 @@ def pgbouncer(server: TestServer) -> Iterator[Pooler]:
                 start_new_session=True,
             )
         try:
-            wait_until(lambda: process.poll() is not None or _listens(port), "pgbouncer listens")
+            wait_until(lambda: process.poll() is not None or listens(port), "pgbouncer listens")
             assert process.poll() is None, log.read_text()
             yield Pooler(port)
         finally:
             assert process.stdin is not None
             process.stdin.close()
             process.wait(PATIENCE)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from psycopg import conninfo, sql
 
-from pgfence import install, tokens
+from pgfence import embedded, install, tokens
 from pgfence.model.bundle import TrustBundle, TrustKey, sign_bundle
 from pgfence.model.grant import Grant
 from pgfence.model.signature import raw_public_key
@@ -59,6 +60,30 @@ def fast_folder() -> Path | None:
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
         return memory
     return None
+
+
+def programs_under_test() -> Path:
+    """The folder with the PostgreSQL under test: PGFENCE_TEST_PG_BIN, else the wheel's.
+
+    Raises EmbeddedServerError where there is none.
+    """
+    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
+    return Path(folder) if folder else embedded.wheel_bin_dir()
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of loopback that nobody listens on."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on the port of loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @dataclass(frozen=True)
@@ -242,6 +267,16 @@ def _source(path: Path) -> str:
             assert right in source
             source = source.replace(right, wrong)
     return source
+
+
+def create_guarded_database(
+    server: TestServer, name: str, keys: Keys, audience: str = AUDIENCE
+) -> Database:
+    """A database with pgfence, trust bundle and workloads; the server has the login roles."""
+    database = create_database(server, name)
+    install_from_manifest(database)
+    configure(database, keys, audience)
+    return database
 
 
 def configure(database: Database, keys: Keys, audience: str = AUDIENCE) -> None:

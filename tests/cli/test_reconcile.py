@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -20,7 +19,7 @@ import pytest
 from pgfence.reconcile import HANDLERS, Answer, Says, Unknown
 from tests.cli.conftest import Pgfence
 from tests.cli.test_commands import BATCH, MANUAL, apply
-from tests.support import Database, Issued, issue, wait_until
+from tests.support import Database, Issued, free_ports, issue, wait_until
 from tests.workers import as_owner, end_lease
 
 DIGEST = "0" * 64
@@ -242,9 +241,7 @@ def test_r45_watching_settles_warns_and_raises_the_alarm(
     database: Database, tmp_path: Path
 ) -> None:
     unanswered(database)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(

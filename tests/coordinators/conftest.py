@@ -13,7 +13,6 @@ import pgfence
 from pgfence import coordinators
 from pgfence.coordinators.protocol import directory
 from tests.coordinators.servers import Etcd, Redis, Servers, ZooKeeper
-from tests.guarded import open_invoices
 from tests.registry import registry
 from tests.support import AUDIENCE, Database, Keys
 from tests.workers import Worker
@@ -172,13 +171,6 @@ class Coordinated:
         row = self.database.connect().execute(query).fetchone()
         assert row is not None
         return int(row[0])
-
-
-@pytest.fixture
-def invoices(database: Database) -> Database:
-    """A database with ten open invoices behind the guard."""
-    open_invoices(database)
-    return database
 
 
 @pytest.fixture

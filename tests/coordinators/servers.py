@@ -18,16 +18,7 @@ import redis
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from tests.support import fast_folder, unavailable, wait_until
-
-
-def free_ports(count: int) -> list[int]:
-    """So many ports of loopback that nobody listens on."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+from tests.support import fast_folder, free_ports, unavailable, wait_until
 
 
 def program(name: str, package: str) -> str:

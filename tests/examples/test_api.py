@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
 from tests.examples.conftest import BATCH, BATCH_DATE, receipts, settled, started
 from tests.guarded import refused
-from tests.support import Database, Keys, wait_until
+from tests.support import Database, Keys, free_ports, listens, wait_until
 from tests.workers import Worker, end_lease
 
 Post = Callable[..., tuple[int, dict[str, Any]]]
@@ -24,14 +22,9 @@ Post = Callable[..., tuple[int, dict[str, Any]]]
 @pytest.fixture
 def post(invoices: Database, tools: dict[str, str]) -> Iterator[Post]:
     """Asks the service, which logs in as worker_a, to settle a page."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "uvicorn", "api:make_app", "--factory"]
     env = tools | {"PGFENCE_DSN": invoices.dsn("worker_a")}
-
-    def answers() -> bool:
-        with closing(socket.socket()) as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
 
     def ask(page: int, token: str, segment: int | None = None) -> tuple[int, dict[str, Any]]:
         request = urllib.request.Request(
@@ -47,7 +40,7 @@ def post(invoices: Database, tools: dict[str, str]) -> Iterator[Post]:
                 return error.code, json.load(error)
 
     with started([*command, "--port", str(port), "--log-level", "warning"], env):
-        wait_until(answers, "the service answers")
+        wait_until(lambda: listens(port), "the service answers")
         yield ask
 
 

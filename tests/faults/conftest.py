@@ -15,17 +15,9 @@ from typing import Any
 import pytest
 
 from pgfence import tokens
-from tests.guarded import open_invoices
-from tests.support import Database, Keys
+from tests.support import Keys
 
 RESOURCE = "invoice-batch/2026-07-19"
-
-
-@pytest.fixture
-def invoices(database: Database) -> Database:
-    """A database with ten open invoices behind the guard."""
-    open_invoices(database)
-    return database
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -41,14 +40,12 @@ class Clock:
 
 
 @pytest.fixture(scope="module")
-def moved(keys: Keys) -> Iterator[Clock]:
+def moved(bin_dir: Path, keys: Keys) -> Iterator[Clock]:
     """The registry, on a server of its own."""
     found = importlib.util.find_spec("libfaketime")
     if found is None or found.origin is None:
         support.unavailable("the package libfaketime is not installed")
     library = Path(found.origin).parent / "vendor/libfaketime/src/libfaketime.so.1"
-    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
-    bin_dir = Path(folder) if folder else embedded.wheel_bin_dir()
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         place = Path(scratch)
         place.chmod(0o755)  # the server runs as another user than root
@@ -65,9 +62,7 @@ def moved(keys: Keys) -> Iterator[Clock]:
             patch.undo()
             server = support.TestServer(running.dsn(), running.log_file)
             support.create_login_roles(server)
-            database = support.create_database(server, "registry")
-            support.install_from_manifest(database)
-            support.configure(database, keys, "registry")
+            database = support.create_guarded_database(server, "registry", keys, "registry")
             yield Clock(file, database)
             database.close()
 

@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -24,15 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def bin_dir() -> Path:
-    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
-    try:
-        return Path(folder) if folder else embedded.wheel_bin_dir()
-    except embedded.EmbeddedServerError as error:
-        support.unavailable(str(error))
-
-
-@pytest.fixture(scope="module")
 def running(bin_dir: Path) -> Iterator[embedded.Server]:
     with embedded.Server(bin_dir, parent=support.fast_folder()) as server:
         yield server
@@ -43,12 +33,6 @@ def query(dsn: str, statement: str) -> object:
         row = conn.execute(statement).fetchone()
         assert row is not None
         return row[0]
-
-
-def answers(port: int) -> bool:
-    """Whether a server listens there."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_nobody_connects_without_the_password(running: embedded.Server) -> None:
@@ -111,7 +95,7 @@ def test_a_killed_server_starts_again(bin_dir: Path) -> None:
 def test_removing_it_leaves_neither_process_nor_folder(bin_dir: Path) -> None:
     with embedded.Server(bin_dir, parent=support.fast_folder()) as server:
         port = server.port
-    assert not answers(port)
+    assert not support.listens(port)
     assert not server.directory.exists()
 
 
@@ -145,7 +129,7 @@ def test_the_server_and_its_data_go_when_python_is_killed(bin_dir: Path) -> None
     child, (_, port, data, _) = start_in_a_child(bin_dir)
     with child:
         child.kill()
-    support.wait_until(lambda: not answers(int(port)), "the server has stopped")
+    support.wait_until(lambda: not support.listens(int(port)), "the server has stopped")
     support.wait_until(
         lambda: not Path(data).exists() or not any(Path(data).iterdir()), "the data is gone"
     )
@@ -161,7 +145,7 @@ def test_a_kept_server_outlives_python(bin_dir: Path) -> None:
         assert query(dsn, "select 1") == 1
     finally:
         os.kill(int(pid), signal.SIGQUIT)
-        support.wait_until(lambda: not answers(int(port)), "the server has stopped")
+        support.wait_until(lambda: not support.listens(int(port)), "the server has stopped")
         shutil.rmtree(Path(data).parent)
 
 

@@ -36,11 +36,9 @@ from tests.support import (
     Database,
     Keys,
     TestServer,
-    configure,
-    create_database,
+    create_guarded_database,
     create_login_roles,
     fast_folder,
-    install_from_manifest,
     unavailable,
     wait_until,
 )
@@ -80,12 +78,11 @@ class Book:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[embedded.Server]:
+def running(bin_dir: Path) -> Iterator[embedded.Server]:
     if os.environ.get("PGFENCE_TEST_DSN"):
         unavailable("a server that is not ours is not killed")
-    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
     with embedded.Server(
-        Path(folder) if folder else None,
+        bin_dir,
         # What was written is in the system's memory, which outlives the server: fsync adds nothing.
         settings={"fsync": "off", "max_connections": 100, "restart_after_crash": "on"},
         parent=fast_folder(),
@@ -98,9 +95,7 @@ def effects(running: embedded.Server, keys: Keys) -> Iterator[Database]:
     """pgfence and a guarded table in which each segment leaves one row."""
     server = TestServer(running.dsn(), running.log_file)
     create_login_roles(server)
-    database = create_database(server, "effects")
-    install_from_manifest(database)
-    configure(database, keys)
+    database = create_guarded_database(server, "effects", keys)
     owner = database.connect("billing_owner")
     owner.execute(
         "create table effects (job text not null, fence bigint not null,"

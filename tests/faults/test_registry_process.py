@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from pgfence.registry.issuer import Issuer
 from tests import rotation_cases as rotation
 from tests.faults.conftest import RESOURCE
 from tests.registry import registry_process
-from tests.support import PATIENCE, Database, Keys, make_bundle, rotate, wait_until
+from tests.support import PATIENCE, Database, Keys, free_ports, make_bundle, rotate, wait_until
 
 GRANTS = "select fence_token, token is not null from pgfence_registry.grants order by fence_token"
 
@@ -221,9 +220,7 @@ def test_a_process_whose_role_may_not_sign_says_which_grant_is_missing(
 def test_a_registry_answers_metrics_with_the_handovers_of_its_database(
     database: Database, key_file: Path, tmp_path: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     process = subprocess.Popen(
         [sys.executable, "-c", "from pgfence.cli import main; main()", "registry", "serve",
          "--key", key_file, "--metrics", str(port), "--handover-budget", "600"],

@@ -10,11 +10,9 @@ import pytest
 
 from tests.coordinators.conftest import (  # noqa: F401 - fixtures
     coordinate,
-    invoices,
     running_servers,
 )
 from tests.faults.failover.conftest import (  # noqa: F401 - fixtures
-    bin_dir,
     image,
     primary,
     servers,

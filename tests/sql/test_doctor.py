@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,23 +26,16 @@ _CHECKS = [check for check in CHECKS if check.code != "SERVER_VERSION"]
 
 
 @pytest.fixture(scope="module")
-def clinic() -> Iterator[Database]:
+def clinic(bin_dir: Path) -> Iterator[Database]:
     """A database as the quickstart makes it, on a server with settings fit for production.
 
     The server is one of its own: roles and parameters of the whole server are spoilt here.
     """
-    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
-    try:
-        bin_dir = Path(folder) if folder else embedded.wheel_bin_dir()
-    except embedded.EmbeddedServerError as error:
-        support.unavailable(str(error))
     settings: dict[str, str | int] = {"max_prepared_transactions": 5}
     with embedded.Server(bin_dir, settings=settings, parent=support.fast_folder()) as running:
         server = TestServer(running.dsn(), running.log_file)
         support.create_login_roles(server)
-        database = support.create_database(server, "clinic")
-        support.install_from_manifest(database)
-        support.configure(database, support.make_keys())
+        database = support.create_guarded_database(server, "clinic", support.make_keys())
         with psycopg.connect(database.dsn(), autocommit=True) as superuser:
             superuser.execute("grant pg_signal_backend to registry")
             superuser.execute("create schema sales authorization billing_owner")

@@ -81,8 +81,6 @@ def test_r19_advancing_another_grant_in_the_transaction_does_not_skip_the_look_a
     """With a distant registry one transaction may hold two grants. In time is the control."""
     claims = grant_of(worker.acquire(RESOURCE).token)
     as_owner(database, "update pgfence.configuration set registry_is_local = false")
-    ends_at = claims.issued_at + (10_000_000 if late else 600_000_000)
-    first = forge(claims, keys, status_until=ends_at)
     second = forge(
         claims,
         keys,
@@ -90,6 +88,9 @@ def test_r19_advancing_another_grant_in_the_transaction_does_not_skip_the_look_a
         operation_root=f"sha256:{'1' * 64}",
         status_until=claims.issued_at + 600_000_000,
     )
+    now = worker.call("select (extract(epoch from clock_timestamp()) * 1000000)::bigint as at").at
+    ends_at = now + (3_000_000 if late else 600_000_000)
+    first = forge(claims, keys, status_until=ends_at)
     worker.conn.execute("begin")
     assert worker.apply(first, 1).verdict == "ACCEPTED"
     no_timeouts(worker)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,25 +14,13 @@ from tests.faults.failover.clusters import DATABASE, SETTINGS, Copy, Standby
 
 
 @pytest.fixture(scope="session")
-def bin_dir() -> Path:
-    """The PostgreSQL under test; these tests need servers of their own."""
-    folder = os.environ.get("PGFENCE_TEST_PG_BIN")
-    try:
-        return Path(folder) if folder else embedded.wheel_bin_dir()
-    except embedded.EmbeddedServerError as error:
-        support.unavailable(str(error))
-
-
-@pytest.fixture(scope="session")
 def image(bin_dir: Path, keys: support.Keys) -> Iterator[embedded.Server]:
     """A server, stopped in order: pgfence, roles, and a table behind the guard."""
     folder = support.fast_folder()
     with embedded.Server(bin_dir, settings=SETTINGS, parent=folder) as server:
         running = support.TestServer(server.dsn(), server.log_file)
         support.create_login_roles(running)
-        database = support.create_database(running, DATABASE)
-        support.install_from_manifest(database)
-        support.configure(database, keys)
+        database = support.create_guarded_database(running, DATABASE, keys)
         owner = database.connect("billing_owner")
         owner.execute(
             "create table ledger (resource text not null, fence bigint, segment bigint,"

@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,20 +25,9 @@ import pytest
 from tests import support
 from tests.faults.failover.clusters import DATABASE
 from tests.faults.failover.history import Side
-from tests.support import Database, Keys, TestServer, wait_until
+from tests.support import Database, Keys, TestServer, free_ports, wait_until
 
 PASSWORD = "only for this test"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @dataclass
@@ -185,9 +173,7 @@ def test_r39_a_failover_by_patroni_needs_no_operator(nodes: list[Node], keys: Ke
     leader, replica = sorted(nodes, key=lambda n: not n.is_leader())
     server = TestServer(leader.dsn)
     support.create_login_roles(server)
-    database = support.create_database(server, DATABASE)
-    support.install_from_manifest(database)
-    support.configure(database, keys)
+    database = support.create_guarded_database(server, DATABASE, keys)
     owner = database.connect("billing_owner")
     owner.execute(
         "create table ledger (resource text, fence bigint, segment bigint, writer text"
