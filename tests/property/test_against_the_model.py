@@ -9,9 +9,8 @@ import copy
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -78,6 +77,12 @@ class History:
     def _pick(self, number: int) -> tuple[ModelGrant, str]:
         """A grant; the latest ones come up more often."""
         return self.grants[-1 - number % 4 if number % 4 < len(self.grants) else 0]
+
+    def live(self, steps: list[tuple[str, int, int]]) -> None:
+        """Take the steps, and compare all of the state at the end."""
+        for action, first, second in steps:
+            self.take(action, first, second)
+        self.compare()
 
     def take(self, action: str, first: int, second: int) -> None:
         self.steps.append(f"{action} {first} {second}")
@@ -275,11 +280,22 @@ class History:
             assert self._as_owner("select ok from pgfence.verify_receipts(%s)", resource) == (True,)
 
 
-def live(begin: Callable[[], History], how_many: int) -> Counter[str]:
-    """So many random histories, each of which agrees with the model; how often each verdict came.
+class Begin(Protocol):
+    """Makes histories, each with resources of its own, whose names begin with `above`."""
 
-    begin: the history of the next one, with resources of its own.
-    """
+    def __call__(self, above: str = "") -> History: ...
+
+
+def here(database: Database, keys: Keys) -> Begin:
+    """Histories of a database that is its own registry."""
+    workers = {owner: Worker.login(database, keys, role) for owner, role in ROLES.items()}
+    owner = database.connect()
+    owner.execute("set role pgfence_owner")
+    return lambda above="": History(database, keys, workers, owner, above)
+
+
+def live(begin: Begin, how_many: int) -> Counter[str]:
+    """So many random histories, each of which agrees with the model; the verdicts, counted."""
     seen: Counter[str] = Counter()
 
     @settings(
@@ -291,9 +307,7 @@ def live(begin: Callable[[], History], how_many: int) -> Counter[str]:
     @given(histories)
     def agree(steps: list[tuple[str, int, int]]) -> None:
         history = begin()
-        for action, first, second in steps:
-            history.take(action, first, second)
-        history.compare()
+        history.live(steps)
         seen.update(history.verdicts)
 
     agree()
@@ -303,8 +317,5 @@ def live(begin: Callable[[], History], how_many: int) -> Counter[str]:
 
 @pytest.mark.timeout(3600)
 def test_r5_to_r21_random_histories_agree_with_the_model(database: Database, keys: Keys) -> None:
-    workers = {owner: Worker.login(database, keys, role) for owner, role in ROLES.items()}
-    owner = database.connect()
-    owner.execute("set role pgfence_owner")
-    seen = live(lambda: History(database, keys, workers, owner), HISTORIES)
+    seen = live(here(database, keys), HISTORIES)
     assert seen["ACCEPTED"] > 0

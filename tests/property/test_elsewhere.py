@@ -14,7 +14,7 @@ import pytest
 
 from tests.elsewhere import Owner, use_registry_elsewhere
 from tests.property.model import ElsewhereModel, ModelGrant
-from tests.property.test_against_the_model import ROLES, History, live
+from tests.property.test_against_the_model import ROLES, Begin, History, live
 from tests.support import Database, Keys
 from tests.workers import grant_of, proof_of, status_proof
 
@@ -26,11 +26,12 @@ class ElsewhereHistory(History):
     """Each call shows the latest proof of its lease: one that still runs, or that has ended."""
 
     def __init__(
-        self, owners: dict[str, Owner], owner: Any, registry_owner: Any, database: Database
-    ) -> None:
+        self, owners: dict[str, Owner], owner: Any, registry_owner: Any, database: Database,
+        above: str,
+    ) -> None:  # fmt: skip
         first = next(iter(owners.values()))
         resource = {name: each.resource for name, each in owners.items()}
-        super().__init__(database, first.keys, resource, owner)
+        super().__init__(database, first.keys, resource, owner, above)
         self.owners, self.registry_owner = owners, registry_owner
         self.registry = first.registry.database
         self.at_registry = {name: each.registry for name, each in owners.items()}
@@ -85,18 +86,21 @@ class ElsewhereHistory(History):
         return status_proof(claims.grant_digest, self.keys, issued_at, issuer_epoch=epoch)
 
 
+def elsewhere(database: Database, registry: Database, keys: Keys) -> Begin:
+    """Histories of a database whose registry is another one."""
+    use_registry_elsewhere(database, registry)
+    owners = {name: Owner.login(database, registry, keys, role) for name, role in ROLES.items()}
+    owner, registry_owner = database.connect(), registry.connect()
+    for conn in (owner, registry_owner):
+        conn.execute("set role pgfence_owner")
+    return lambda above="": ElsewhereHistory(owners, owner, registry_owner, database, above)
+
+
 @pytest.mark.timeout(3600)
 def test_r13_random_histories_with_the_registry_elsewhere_agree_with_the_model(
     database: Database, registry_database: Database, keys: Keys
 ) -> None:
-    use_registry_elsewhere(database, registry_database)
-    owners = {
-        name: Owner.login(database, registry_database, keys, role) for name, role in ROLES.items()
-    }
-    owner, registry_owner = database.connect(), registry_database.connect()
-    for conn in (owner, registry_owner):
-        conn.execute("set role pgfence_owner")
-    seen = live(lambda: ElsewhereHistory(owners, owner, registry_owner, database), HISTORIES)
+    seen = live(elsewhere(database, registry_database, keys), HISTORIES)
     assert seen["ACCEPTED"] > 0
     assert seen["STALE_STATUS"] > 0
     assert seen["STALE_OWNER"] > 0

@@ -16,6 +16,7 @@ _TABLE = {
     ("confirmed", "REQUESTED"): "HELD",
     ("confirmed", "RENEWING"): "HELD",
     ("confirmed", "OWNERSHIP_UNKNOWN"): "HELD",
+    # "prolonged" moves nothing: the registry's word alone, where a proof is wanted as well (R13)
     ("renewing", "HELD"): "RENEWING",
     ("doubted", "REQUESTED"): "OWNERSHIP_UNKNOWN",
     ("doubted", "HELD"): "OWNERSHIP_UNKNOWN",
@@ -31,6 +32,10 @@ _TABLE = {
 }
 
 
+#: What says how long the lease lasts.
+_DEADLINES = ("confirmed", "prolonged")
+
+
 @dataclass
 class _Reference:
     """The same rules, said in another way: a deadline is that of the latest question."""
@@ -41,7 +46,7 @@ class _Reference:
 
     def event(self, name: str, now: float, asked_at: float, remaining: float) -> None:
         self.tick(now)
-        if name == "confirmed" and self.state not in ("EXPIRED", "RELEASED"):
+        if name in _DEADLINES and self.state not in ("EXPIRED", "RELEASED"):
             if asked_at < self.asked_at:
                 return
             self.asked_at, self.deadline = asked_at, asked_at + remaining
@@ -55,7 +60,9 @@ class _Reference:
 
 _steps = st.lists(
     st.tuples(
-        st.sampled_from(["confirmed", "renewing", "doubted", "ended", "released", "at"]),
+        st.sampled_from(
+            ["confirmed", "prolonged", "renewing", "doubted", "ended", "released", "at"]
+        ),
         st.integers(0, 5),  # time that passes before
         st.integers(0, 8),  # how long ago the question was sent
         st.integers(0, 20),  # what is left of the lease
@@ -68,6 +75,8 @@ def _move(ownership: Ownership, name: str, now: float, asked_at: float, left: fl
     match name:
         case "confirmed":
             return ownership.confirmed(now, asked_at, left)
+        case "prolonged":
+            return ownership.prolonged(now, asked_at, left)
         case "renewing":
             return ownership.renewing(now)
         case "doubted":
@@ -102,7 +111,7 @@ def test_r42_r43_an_effect_starts_only_within_what_the_registry_last_confirmed(
     for name, passed, ago, left in steps:
         now += passed
         ownership = _move(ownership, name, now, now - ago, left)
-        if name == "confirmed":
+        if name in _DEADLINES:
             confirmations.append((now - ago, left))
         if ownership.may_start(now):
             latest = max(asked_at for asked_at, _ in confirmations)
