@@ -17,13 +17,13 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_query text := pg_catalog.current_query();
     v_stack text;
     v_shadow_prefix text;
     v_grant pgfence._grant;
 begin
     get diagnostics v_stack = pg_context;
-    if pg_catalog.strpos(v_stack, E'\n') = 0 and (v_query is null or v_query in ('COMMIT', 'commit', 'COMMIT;', 'commit;')) then
+    if pg_catalog.strpos(v_stack, E'\n') = 0
+       and coalesce(pg_catalog.current_query(), 'COMMIT') in ('COMMIT', 'commit', 'COMMIT;', 'commit;') then
         null;
     elsif new.commit_look = 0 then
         update pgfence.fences set commit_look = pg_catalog.pg_trigger_depth() where resource = new.resource;

@@ -20,6 +20,7 @@ declare
     v_resource_of_group text[] := '{}'; -- the same of g.batch_date
     v_select_row text;
     v_resource_of text;
+    v_check_types text;
     v_check_row text;
     v_by_operation text := '';
     v_rest_by_operation text := '';
@@ -87,13 +88,14 @@ begin
     end if;
 
     v_select_row := 'select ' || array_to_string(v_columns, ', ') || ' into v_row from ';
-    v_resource_of := '
+    v_check_types := '
     if ' || array_to_string(v_other_types, ' or ') || ' then
         perform pgfence._refuse_changed_column(tg_relid);
         return null;
-    end if;
-    v_resource := ' || array_to_string(v_resource_of_row, ' || ') || ';';
-    v_check_row := v_resource_of || '
+    end if;';
+    v_resource_of := '(' || array_to_string(v_resource_of_row, ' || ') || ') collate "C"';
+    v_check_row := v_check_types || '
+    v_resource := ' || v_resource_of || ';
     if (v_resource = v_admitted) is not true then
         if not exists (select from pgfence.admitted_resources as a where a.resource = v_resource) then
             perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
@@ -121,15 +123,20 @@ begin
         ' || v_select_row || case v_operation when 'DELETE' then 'pgfence_old_rows' else 'pgfence_new_rows' end || ' as n limit 1;'
         || case v_operation when 'UPDATE' then '
         if not found then
-            ' || v_select_row || 'pgfence_old_rows as n limit 1;
-        end if;' else '' end || '
+            ' || v_select_row || 'pgfence_old_rows as n limit 1;' else '' end || '
         if not found then
             return null;
-        end if;' || v_resource_of || '
-        -- is it admitted, and are there any that differ from it?
-        select exists (select from pgfence.admitted_resources as a where a.resource = v_resource),
-               exists (select from (' || v_rows || ') as r where ' || array_to_string(v_differences, ' or ') || ')
-        into v_is_admitted, v_has_others;
+        end if;' || case v_operation when 'UPDATE' then '
+        end if;' else '' end || v_check_types || '
+        -- is it admitted, and do all others equal it?
+        if exists (select from pgfence.admitted_resources as a where a.resource = ' || v_resource_of || ')
+           and not exists (select from (' || v_rows || ') as r where ' || array_to_string(v_differences, ' or ') || ')
+        then
+            return null;
+        end if;
+        v_resource := ' || v_resource_of || ';
+        v_is_admitted := exists (select from pgfence.admitted_resources as a where a.resource = v_resource);
+        v_has_others := exists (select from (' || v_rows || ') as r where ' || array_to_string(v_differences, ' or ') || ');
         if v_is_admitted and v_has_others then
             select o.resource into v_resource
             from ' || v_others || '
@@ -146,7 +153,10 @@ declare
     v_is_admitted boolean;
     v_has_others boolean;
 begin
-    if tg_level = ''ROW'' then
+    if tg_level = ''ROW'' or to_regclass(''pgfence_new_rows'') is not null or to_regclass(''pgfence_old_rows'') is not null then
+        if tg_level <> ''ROW'' then
+            perform pgfence._refuse_shadowed(tg_relid);
+        end if;
         if tg_op <> ''INSERT'' then
             v_row := old;' || v_check_row || '
             v_admitted := v_resource;
@@ -154,9 +164,7 @@ begin
         if tg_op <> ''DELETE'' then
             v_row := new;' || v_check_row || '
         end if;
-        return null;
-    elsif to_regclass(''pgfence_new_rows'') is not null or to_regclass(''pgfence_old_rows'') is not null then
-        perform pgfence._refuse_shadowed(tg_relid);' || v_by_operation || '
+        return null;' || v_by_operation || '
     end if;
     if v_is_admitted is not true then -- TRUNCATE never is
         perform pgfence._refuse_write(tg_relid, tg_op, v_resource);

@@ -6,7 +6,7 @@ create view pgfence.admitted_resources as
 select f.resource
 from pgfence.fences as f
 where f.admitted_transaction = pg_catalog.pg_current_xact_id_if_assigned()
-  and f.admitted_transaction_start = pg_catalog.transaction_timestamp()
+  and f.admitted_transaction_start = current_timestamp
   and f.admitted_backend = pg_catalog.pg_backend_pid()
   and f.admitted_until > pg_catalog.clock_timestamp();
 

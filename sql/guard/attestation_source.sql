@@ -31,9 +31,8 @@ $body$, array(select p.protected_table::oid from pgfence.protected_tables as p o
     if p_resource ^@ %1$L then
         if not pgfence._guards_when_planned(%1$L, array[%2$s]) then
             return false;
-        elsif exists (select from pg_inherits as i where i.inhrelid in (%2$s)) then
-            return false;
-        elsif not (case when true then pgfence._guards_when_planned(%1$L, '{}') else %3$s end) then
+        elsif exists (select from pg_inherits as i where i.inhrelid in (%2$s))
+              or not (case when true then pgfence._guards_when_planned(%1$L, '{}') else %3$s end) then
             return false;
         end if;
     end if;$branch$,

@@ -33,7 +33,7 @@ begin
            checked_version = p_configuration.version,
            checked_until = p_known.key_expires_at,
            admitted_transaction = pg_catalog.pg_current_xact_id(),
-           admitted_transaction_start = pg_catalog.transaction_timestamp(),
+           admitted_transaction_start = current_timestamp,
            admitted_backend = pg_catalog.pg_backend_pid(),
            admitted_until = case when pgfence._is_admitted(f) then f.admitted_until else p_lease_ends_at end,
            commit_look = 0

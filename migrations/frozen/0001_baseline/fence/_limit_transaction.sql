@@ -12,13 +12,6 @@ declare
     v_left constant text := v_left_ms;
     v_set text;
 begin
-    -- The usual case first: the client has set none of its own, and this is PostgreSQL 17 or later.
-    if pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
-       and pg_catalog.current_setting('transaction_timeout', true) = '0' then
-        v_set := pg_catalog.set_config('idle_in_transaction_session_timeout',
-            pg_catalog.set_config('transaction_timeout', v_left, true), true);
-        return v_left_ms;
-    end if;
     v_set := pg_catalog.current_setting('idle_in_transaction_session_timeout');
     if v_set <> '0' then
         if pg_catalog.date_part('epoch', v_set::interval) * 1000 > v_left_ms then
