@@ -6,7 +6,8 @@
 #
 # pgfence run holds the batch meanwhile and puts the grant into the environment. A page is one
 # segment: one transaction that shows the grant, and writes only if it was let in. With --continues
-# it takes up where the operation before it stopped.
+# it takes up where the operation before it stopped. With --registry, for a registry in another
+# database, the latest status proof is shown too.
 set -eu
 batch_date=$1
 page=$((PGFENCE_SEGMENTS_DONE + 1))
@@ -25,9 +26,10 @@ SQL
 while [ "$page" -le "$pages" ]; do
     verdict=$(sql <<'SQL'
 \set grant `echo "$PGFENCE_GRANT"`
+\set status `cat "${PGFENCE_STATUS_FILE:-/dev/null}"`
 begin;
 select verdict, verdict in ('ACCEPTED', 'WOULD_REFUSE') as lets_write
-  from pgfence.fenced_apply(:'grant', :segment, '{"page": ' || :page || '}') \gset
+  from pgfence.fenced_apply(:'grant', :segment, '{"page": ' || :page || '}', nullif(:'status', '')) \gset
 \echo :verdict
 \if :lets_write
 update invoices as i set charged_cents = s.due_cents, charged_by = session_user

@@ -4,8 +4,11 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, NoReturn
 
 import typer
@@ -18,6 +21,8 @@ from pgfence.cli.output import Dsn, Json, console, fail, told
 # Of its own, and unlikely for a command: those of sysexits.h, and of every shell.
 UNREACHABLE, NOT_ACQUIRED, LOST, REFUSED = 69, 75, 76, 77
 CANNOT_RUN, NOT_FOUND = 126, 127
+#: Seconds between two looks for a new status proof; the one before counts for much longer.
+_LOOK = 0.1
 
 
 def run(
@@ -62,12 +67,21 @@ def run(
             "--conflict-exit-code", "-E", help="If it is not acquired in time.", min=0, max=255
         ),
     ] = NOT_ACQUIRED,
+    registry: Annotated[
+        str,
+        typer.Option(
+            envvar="PGFENCE_REGISTRY",
+            show_default=False,
+            help="Connection string of the registry's database, where that is another one.",
+        ),
+    ] = "",
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:
     """Hold a resource while a command runs, which finds the grant in its environment.
 
-    As a role in pgfence_app. The lease is renewed while the command runs, and released when it
+    As a role in pgfence_app. With --registry the file PGFENCE_STATUS_FILE has the latest status
+    proof. The lease is renewed while the command runs, and released when it
     ends; if it is lost, the command is stopped. The exit code is the command's (128+N after signal
     N), or 75: not acquired in time, 76: lost, 69: unreachable, 77: refused, 126 and 127: the
     command cannot be run, is not found. With --json, standard error gets a line for each event.
@@ -77,7 +91,7 @@ def run(
     with told(unreachable=UNREACHABLE, refused=REFUSED), _terminable():
         try:
             with (
-                pgfence.connect(dsn) as fence,
+                pgfence.connect(dsn, registry=registry or None) as fence,
                 fence.hold(
                     resource,
                     operation=operation,
@@ -86,11 +100,12 @@ def run(
                     continues_root=continues,
                     timeout=timeout,
                 ) as lease,
+                _proofs(lease) as proofs,
             ):
                 say.held(lease)
-                environment = os.environ | _environment(lease)
-                if dsn:
-                    environment["PGFENCE_DSN"] = dsn
+                environment = os.environ | _environment(lease) | proofs
+                given = {"PGFENCE_DSN": dsn, "PGFENCE_REGISTRY": registry}
+                environment.update((name, value) for name, value in given.items() if value)
                 ended = process.run(
                     command, environment, lambda: say.is_lost(lease), lease.on_lost, grace
                 )
@@ -137,7 +152,11 @@ def _environment(lease: pgfence.Lease) -> dict[str, str]:
     """
     grant = lease.grant
     position = lease.position()
-    taken_up = bool(grant.continues_root) and grant.continues_root == position.operation_root
+    # With the registry elsewhere the fence is raised, and the operation begun that takes it up.
+    taken_up = bool(grant.continues_root) and position.operation_root in (
+        grant.continues_root,
+        grant.operation_root,
+    )
     return {
         "PGFENCE_GRANT": lease.token,
         "PGFENCE_RESOURCE": lease.resource,
@@ -147,6 +166,43 @@ def _environment(lease: pgfence.Lease) -> dict[str, str]:
         "PGFENCE_NEXT_SEGMENT": str(lease.next_segment),
         "PGFENCE_SEGMENTS_DONE": str(position.total_segments if taken_up else 0),
     }
+
+
+@contextmanager
+def _proofs(lease: pgfence.Lease) -> Iterator[dict[str, str]]:
+    """Where the registry is elsewhere, a file with the latest status proof, which no environment
+    could keep up with; and the variable that names it.
+    """
+    if lease.shown is None:
+        yield {}
+        return
+    with TemporaryDirectory(prefix="pgfence-") as folder:
+        file, done = Path(folder, "status"), threading.Event()
+        written = _write(lease, file, None)
+
+        def keep() -> None:
+            latest = written
+            while not done.wait(_LOOK):
+                with suppress(OSError):  # what is there is good for a while yet
+                    latest = _write(lease, file, latest)
+
+        keeper = threading.Thread(target=keep, name="pgfence proofs", daemon=True)
+        keeper.start()
+        try:
+            yield {"PGFENCE_STATUS_FILE": str(file)}
+        finally:
+            done.set()
+            keeper.join()
+
+
+def _write(lease: pgfence.Lease, file: Path, before: str | None) -> str | None:
+    """Put the latest proof into the file at once and whole, unless it is there already."""
+    token = lease.shown.token if lease.shown else None
+    if token is not None and token != before:
+        new = file.with_suffix(".new")
+        new.write_text(token, encoding="ascii")
+        new.replace(file)
+    return token
 
 
 class _Events:

@@ -25,6 +25,7 @@ from tests import guarded
 from tests.cli.conftest import Pgfence
 from tests.cli.documents import ROOT, psql_program
 from tests.cli.test_commands import MANUAL
+from tests.elsewhere import use_registry_elsewhere
 from tests.guarded import BATCH, make_table, protect
 from tests.proxy import proxy_to
 from tests.registry import registry
@@ -184,7 +185,60 @@ def test_the_environment_says_what_is_held_and_where_the_work_stands(invoices: D
     }
     assert "PGFENCE_SEGMENTS_DONE=0\n" in run(invoices, *show).stdout
     documented = re.findall(r"^\| (`PGFENCE_.*?) \|", MANUAL, re.MULTILINE)
-    assert set(re.findall(r"\w+", " ".join(documented))) == names
+    elsewhere = {"PGFENCE_REGISTRY", "PGFENCE_STATUS_FILE"}
+    assert set(re.findall(r"\w+", " ".join(documented))) == names | elsewhere
+
+
+@pytest.fixture
+def elsewhere(invoices: Database, registry_database: Database, keys: Keys) -> Iterator[list[str]]:
+    """The options of pgfence run where another database is the registry, which signs."""
+    use_registry_elsewhere(invoices, registry_database, tolerance_ms=100)
+    with registry(registry_database, keys):
+        yield ["--registry", registry_database.dsn("worker_a")]
+
+
+@pytest.mark.rule("R13", "R21")
+def test_r13_with_the_registry_elsewhere_the_command_reads_the_latest_proof_from_a_file(
+    invoices: Database, registry_database: Database, elsewhere: list[str]
+) -> None:
+    script = """
+        test $(stat -c %a "$(dirname "$PGFENCE_STATUS_FILE")") = 700 || exit 9
+        echo "$PGFENCE_STATUS_FILE"
+        for renewal in 1 2 3; do
+            before=$(cat "$PGFENCE_STATUS_FILE")
+            while [ "$before" = "$(cat "$PGFENCE_STATUS_FILE")" ]; do sleep 0.05; done
+        done
+    """
+    apply = '\\set status `cat "$PGFENCE_STATUS_FILE"`\nbegin;'
+    shown = SCRIPT.replace("begin;", apply).replace(" 1}')", " 1}', :'status')")
+    # After three renewals of a lease of 3 seconds the grant alone shows nothing any more.
+    short = ["--ttl", "3", "--grace", "0"]
+    alone = run(invoices, *elsewhere, *short, "--", "sh", "-c", script + SCRIPT)
+    assert (alone.returncode, alone.stdout.split()[1:]) == (3, ["STALE_STATUS"])
+    ended = run(invoices, *elsewhere, *short, "--", "sh", "-c", script + shown)
+    file, verdict = ended.stdout.split()
+    assert (ended.returncode, verdict) == (0, "ACCEPTED")
+    assert not Path(file).parent.exists()
+    assert states(registry_database) == ["RELEASED", "RELEASED"]
+    assert invoices.connect().execute("select amount from invoices").fetchone() == (7,)
+
+
+def test_r13_what_stands_of_an_operation_is_said_with_the_registry_elsewhere_too(
+    invoices: Database, elsewhere: list[str]
+) -> None:
+    show = "echo $PGFENCE_OPERATION_ROOT $PGFENCE_SEGMENTS_DONE $PGFENCE_NEXT_SEGMENT"
+    first = run(invoices, *elsewhere, "--", "sh", "-c", show + SCRIPT).stdout.split()
+    assert first[1:] == ["0", "1", "ACCEPTED"]
+    taken_up = run(invoices, *elsewhere, "--continues", first[0], "--", "sh", "-c", show)
+    assert taken_up.stdout.split()[1:] == ["1", "1"]
+    assert run(invoices, *elsewhere, "--", "sh", "-c", show).stdout.split()[1:] == ["0", "1"]
+
+
+def test_r13_without_the_registry_s_dsn_the_command_is_not_run(
+    invoices: Database, elsewhere: list[str]
+) -> None:
+    ended = run(invoices, "--", "echo", "ran")
+    assert (ended.returncode, ended.stdout) == (77, "")
 
 
 def test_the_manual_has_the_exit_codes() -> None:
