@@ -259,9 +259,15 @@ def test_r44_a_segment_that_is_cancelled_wherever_it_waits_is_applied_once_in_th
     async def main() -> int:
         nonlocal unknown
         async with fence() as owner, owner.hold(RESOURCE, operation="settle", ttl=600) as lease:
-            for page in itertools.count(1):
-                if not await cancelled_at(lease.apply(page, write(page)), page - 1):
-                    return page
+            at = 0
+            for page in range(1, 500):
+                if not await cancelled_at(lease.apply(page, write(page)), at):
+                    if unknown:
+                        return page
+                    # How often it waits before COMMIT is not always the same: that was passed over.
+                    at = 0
+                    continue
+                at += 1
                 try:
                     await lease.apply("nothing", nothing, segment=page + 1)
                 except errors.SegmentGapError:
@@ -271,11 +277,11 @@ def test_r44_a_segment_that_is_cancelled_wherever_it_waits_is_applied_once_in_th
                     unknown += 1
                 receipt = await lease.apply(page, write(page))
                 assert receipt.segment_seq == page
-        raise AssertionError("unreachable")
+        raise AssertionError("no COMMIT was cancelled, or each was known")
 
     pages = asyncio.run(main())
     assert pages > 3
-    assert 0 < unknown < pages / 2, "only from COMMIT on it is unknown"
+    assert unknown < pages / 2, "only from COMMIT on it is unknown"
     assert count(served, RECEIPTS) == pages
     assert count(served, "select count(*) from pages where times = 1") == pages
     settled_down(served)
