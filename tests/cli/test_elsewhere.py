@@ -9,8 +9,9 @@ import pytest
 from pgfence.client.protocol import read_clock
 from tests.cli.conftest import Pgfence
 from tests.elsewhere import Owner, use_registry_elsewhere
+from tests.registry import registry
 from tests.support import Database, Keys
-from tests.workers import Worker
+from tests.workers import Worker, end_lease, grant_of
 
 BATCH = "invoice-batch/2026-07-19"
 
@@ -89,3 +90,25 @@ def test_r13_doctor_measures_how_far_the_clocks_are_apart(
     monkeypatch.setattr("pgfence.audit.elsewhere.read_clock", read)
     doctor = ["doctor", "--registry", registry_database.dsn("auditor"), "--json"]
     assert codes(pgfence(*doctor, on=database, role="auditor")) == found
+
+
+def test_r45_a_holder_that_does_nothing_proves_what_a_dead_worker_left_unknown(
+    pgfence: Pgfence, database: Database, registry_database: Database, keys: Keys
+) -> None:
+    """The database does not hear that a lease is over, so somebody has to raise the fence."""
+    use_registry_elsewhere(database, registry_database, tolerance_ms=0)
+    owner = Owner.login(database, registry_database, keys, "worker_a")
+    held = owner.acquire(BATCH)
+    owner.resource.call("select pgfence.report_unknown(%s, 1, %s)", [held.token, "0" * 64])
+    end_lease(registry_database, held.lease)
+    remaining = pgfence("reconcile", "--json", on=database).document["remaining"]
+    assert [unknown["reason"] for unknown in remaining] == ["LEASE_HELD"]
+    segment = [BATCH, grant_of(held.token).operation_root, 1]
+    says = pgfence("answer", *segment, "NOT_APPLIED", "--evidence", "I looked", on=database)
+    assert (says.exit_code, "not known to be over" in says.err) == (4, True)
+    hold = ["run", "--resource", BATCH, "--operation", "settle", "--timeout", 30]
+    there = ["--registry", registry_database.dsn("worker_b"), "--", "true"]
+    with registry(registry_database, keys):
+        assert pgfence(*hold, *there, on=database, role="worker_b").exit_code == 0
+    settled = pgfence("reconcile", "--json", on=database).document["settled"]
+    assert [one["outcome"] for one in settled] == ["PROVEN_NOT_APPLIED"]
