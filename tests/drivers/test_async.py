@@ -254,14 +254,20 @@ async def eventually(condition: Callable[[], bool]) -> None:
 def test_r44_a_segment_that_is_cancelled_wherever_it_waits_is_applied_once_in_the_end(
     fence: Callable[[], Any], served: Database
 ) -> None:
+    done: set[int] = set()
     unknown = 0
 
     async def main() -> int:
         nonlocal unknown
         async with fence() as owner, owner.hold(RESOURCE, operation="settle", ttl=600) as lease:
+
+            async def work(tx: Any) -> None:
+                await write(page)(tx)
+                done.add(page)
+
             at = 0
             for page in range(1, 500):
-                if not await cancelled_at(lease.apply(page, write(page)), at):
+                if not await cancelled_at(lease.apply(page, work), at):
                     if unknown:
                         return page
                     # How often it waits before COMMIT is not always the same: that was passed over.
@@ -274,6 +280,7 @@ def test_r44_a_segment_that_is_cancelled_wherever_it_waits_is_applied_once_in_th
                     assert count(served, IN_TRANSACTION) == 0
                 except errors.MutationUnknownError as error:
                     assert error.segment_seq == page
+                    assert page in done, "only from COMMIT on it is unknown"
                     unknown += 1
                 receipt = await lease.apply(page, write(page))
                 assert receipt.segment_seq == page
@@ -281,7 +288,6 @@ def test_r44_a_segment_that_is_cancelled_wherever_it_waits_is_applied_once_in_th
 
     pages = asyncio.run(main())
     assert pages > 3
-    assert unknown < pages / 2, "only from COMMIT on it is unknown"
     assert count(served, RECEIPTS) == pages
     assert count(served, "select count(*) from pages where times = 1") == pages
     settled_down(served)
