@@ -1067,6 +1067,28 @@ CHECKS: tuple[Check, ...] = (
         step="Or, if its coordinator has decided so: {otherwise}",
     ),
     Check(
+        "HELD_UP",
+        WARNING,
+        "The registry is elsewhere, so no process ends a session that keeps others from a resource (R20), and "
+        "one has done so for longer than any status proof counts: its client has unset its time-outs.",
+        """
+        select f.resource as object, h.pid::text as pid,
+               floor(extract(epoch from clock_timestamp() - x.waitstart))::text as waited
+          from pg_locks as t
+          join pg_database as d on d.oid = t.database and d.datname = current_database()
+          join pg_locks as x on x.pid = t.pid and x.locktype = 'transactionid' and not x.granted
+          join pg_locks as h on h.locktype = 'transactionid' and h.transactionid = x.transactionid and h.granted
+          join pgfence.fences as f on f.ctid = format('(%s,%s)', t.page, t.tuple)::tid
+         where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.fences'::regclass
+           and h.pid is not null and x.waitstart <= clock_timestamp() - interval '30 seconds'
+           and not (select c.registry_is_local from pgfence.configuration as c)
+        """,
+        "session {pid} has kept others from {object} for {waited} s",
+        (),
+        step="It cannot commit any more, unless it shows its grant alone and the first half of that lease "
+        "runs. As a role in pg_signal_backend: select pg_terminate_backend({pid});",
+    ),
+    Check(
         "TRUST_ENDED",
         WARNING,
         "The trust bundle in force has ended, or the last of its keys for a purpose.",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pgfence.audit import doctor
+from pgfence.audit.checks import CHECKS
 from pgfence.client.protocol import read_clock
 from tests.cli.conftest import Pgfence
 from tests.elsewhere import Owner, use_registry_elsewhere
+from tests.guarded import run
 from tests.registry import registry
-from tests.support import Database, Keys
-from tests.workers import Worker, end_lease, grant_of
+from tests.support import Database, Keys, wait_until, wait_until_blocked
+from tests.workers import Worker, end_lease, grant_of, in_background, no_timeouts
 
 BATCH = "invoice-batch/2026-07-19"
 
@@ -90,6 +94,37 @@ def test_r13_doctor_measures_how_far_the_clocks_are_apart(
     monkeypatch.setattr("pgfence.audit.elsewhere.read_clock", read)
     doctor = ["doctor", "--registry", registry_database.dsn("auditor"), "--json"]
     assert codes(pgfence(*doctor, on=database, role="auditor")) == found
+
+
+def test_r20_doctor_names_a_session_that_holds_up_others_for_longer_than_any_proof_counts(
+    database: Database, registry_database: Database, keys: Keys
+) -> None:
+    (check,) = (check for check in CHECKS if check.code == "HELD_UP")
+    sooner = replace(check, query=check.query.replace("30 seconds", "0 seconds"))
+    use_registry_elsewhere(database, registry_database, tolerance_ms=0)
+    owner = Owner.login(database, registry_database, keys, "worker_a")
+    held = owner.acquire(BATCH)
+    shown = owner.prove(held.lease)
+    assert owner.advance(held.token, shown).verdict == "ADVANCED"
+    owner.resource.conn.execute("begin")
+    assert owner.apply(held.token, 1, shown).verdict == "ACCEPTED"
+    no_timeouts(owner.resource)
+    owner.registry.release(held.lease)
+    rival = Owner.login(database, registry_database, keys, "worker_b")
+    newer = rival.acquire(BATCH)
+    proof = rival.prove(newer.lease)
+    waiting = in_background(lambda: rival.advance(newer.token, proof))
+    wait_until_blocked(database.connect(), rival.resource.pid)
+    auditor = database.connect("auditor")
+    assert doctor.examine(auditor, [check]).findings == ()
+    wait_until(lambda: doctor.examine(auditor, [sooner]).findings != (), "it is found")
+    (found,) = doctor.examine(auditor, [sooner]).findings
+    assert found.object == BATCH
+    end = str(found.step).rpartition(": ")[2]
+    assert end == f"select pg_terminate_backend({owner.resource.pid});"
+    run(database.connect(), end)
+    assert waiting.result().verdict == "ADVANCED"
+    assert doctor.examine(auditor, [sooner]).findings == ()
 
 
 def test_r45_a_holder_that_does_nothing_proves_what_a_dead_worker_left_unknown(

@@ -309,6 +309,7 @@ WITHOUT_SQL = {
     "TRUST_ENDED",
     "TRUST_ENDS_SOON",
     "NO_REGISTRY",
+    "HELD_UP",
     "UNTRUSTED_LANGUAGE",
     "EXTENSION",
 }
@@ -580,6 +581,7 @@ def test_r26_who_may_not_look_is_told_what_was_not_looked_at(patient: Database) 
         "permission denied for view workload_logins",
         "permission denied for table protected_tables",
         "permission denied for table rollout",
+        "permission denied for table fences",
         "permission denied for table trust_keys",
         "permission denied for table configuration",
         "permission denied for function attestation_source",
