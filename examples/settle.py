@@ -44,20 +44,17 @@ def main() -> None:
     with (
         pgfence.connect(dsn, coordinator=coordinator) as fence,
         psycopg.connect(dsn, autocommit=True) as conn,
+        fence.hold(batch, operation="settle", ttl=LEASE_SECONDS, take_up=True) as lease,
     ):
-        earlier = fence.position(batch).operation_root or ""
-        with fence.hold(
-            batch, operation="settle", ttl=LEASE_SECONDS, continues_root=earlier
-        ) as lease:
-            worker = Worker(fence, lease, conn, options.unfenced)
-            try:
-                worker.settle(options.wait_before)
-            except pgfence.NotHeldError as error:
-                tell("stopped", page=worker.page, says=str(error))
-                if options.insist:
-                    worker.insist()
-            else:
-                tell("finished")
+        worker = Worker(fence, lease, conn, options.unfenced)
+        try:
+            worker.settle(options.wait_before)
+        except pgfence.NotHeldError as error:
+            tell("stopped", page=worker.page, says=str(error))
+            if options.insist:
+                worker.insist()
+        else:
+            tell("finished")
 
 
 @dataclass

@@ -1,11 +1,11 @@
 #!/bin/sh
 # A shell script that settles a batch of invoices (invoices.sql) with psql, 200 at a time.
 #
-#     pgfence run --resource invoice-batch/DATE --operation settle [--continues ROOT] \
+#     pgfence run --resource invoice-batch/DATE --operation settle [--take-up] \
 #         -- sh settle.sh DATE
 #
 # pgfence run holds the batch meanwhile and puts the grant into the environment. A page is one
-# segment: one transaction that shows the grant, and writes only if it was let in. With --continues
+# segment: one transaction that shows the grant, and writes only if it was let in. With --take-up
 # it takes up where the operation before it stopped. With --registry, for a registry in another
 # database, the latest status proof is shown too.
 set -eu

@@ -57,6 +57,10 @@ def run(
             help="The operation that this one takes up: operation_root of `pgfence status`.",
         ),
     ] = "",
+    take_up: Annotated[
+        bool,
+        typer.Option("--take-up", help="Take up what was done last under the resource."),
+    ] = False,
     grace: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="From SIGTERM to SIGKILL, if it is lost.", min=0),
@@ -98,6 +102,7 @@ def run(
                     ttl=ttl,
                     arguments=[os.fsencode(word).decode(errors="replace") for word in command],
                     continues_root=continues,
+                    take_up=take_up,
                     timeout=timeout,
                 ) as lease,
                 _proofs(lease) as proofs,
@@ -152,11 +157,7 @@ def _environment(lease: pgfence.Lease) -> dict[str, str]:
     """
     grant = lease.grant
     position = lease.position()
-    # With the registry elsewhere the fence is raised, and the operation begun that takes it up.
-    taken_up = bool(grant.continues_root) and position.operation_root in (
-        grant.continues_root,
-        grant.operation_root,
-    )
+    taken_up = bool(grant.continues_root) and grant.continues_root == position.written_root
     return {
         "PGFENCE_GRANT": lease.token,
         "PGFENCE_RESOURCE": lease.resource,

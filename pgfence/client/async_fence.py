@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psycopg
@@ -11,8 +12,9 @@ import psycopg
 from pgfence import coordinators, errors
 from pgfence.client import protocol
 from pgfence.client.async_lease import AsyncLease, refuse_other_loop
-from pgfence.client.base import BaseFence, reach
+from pgfence.client.base import BaseFence, check_taking_up, reach
 from pgfence.client.database import Database, arranged
+from pgfence.clock import moment, monotonic
 from pgfence.coordinators.protocol import Claimant
 from pgfence.drivers import psycopg_async
 from pgfence.drivers.async_session import AsyncSession
@@ -141,6 +143,7 @@ class AsyncFence(BaseFence[AsyncSession]):
         arguments: object = "",
         request_id: str | None = None,
         continues_root: str = "",
+        take_up: bool = False,
         timeout: float | None = None,
         acknowledged: Iterable[Receipt] = (),
     ) -> AsyncIterator[AsyncLease]:
@@ -148,6 +151,19 @@ class AsyncFence(BaseFence[AsyncSession]):
 
         As `Fence.hold`. A task that is cancelled leaves the queue, or gives back what it got.
         """
+        if take_up:
+            check_taking_up(request_id, continues_root)
+            hold = partial(
+                self.hold,
+                resource,
+                operation=operation,
+                ttl=ttl,
+                arguments=arguments,
+                acknowledged=tuple(acknowledged),
+            )
+            async with self._take_up(resource, timeout, hold) as taken_up:
+                yield taken_up
+            return
         wanted = self._request(
             resource,
             operation,
@@ -167,6 +183,25 @@ class AsyncFence(BaseFence[AsyncSession]):
                 await lease.release()
             except Exception as error:
                 _log.warning("%r was not released, it ends by itself: %s", lease, error)
+
+    @asynccontextmanager
+    async def _take_up(
+        self,
+        resource: str,
+        timeout: float | None,
+        hold: Callable[..., AbstractAsyncContextManager[AsyncLease]],
+    ) -> AsyncIterator[AsyncLease]:
+        """Hold it with the root of the last segment; ask again if there are later ones by then."""
+        until = moment(timeout)
+        earlier = (await self.position(resource)).written_root or ""
+        while True:
+            left = None if timeout is None else max(0.0, until - monotonic())
+            async with hold(continues_root=earlier, timeout=left) as lease:
+                latest = (await lease.position()).written_root or ""
+                if latest == earlier:
+                    yield lease
+                    return
+            earlier = latest
 
     async def apply(
         self, conn: Any, grant: str | AsyncLease, segment: int, payload: object

@@ -634,6 +634,15 @@ def check_counts(**counts: int) -> None:
             raise errors.InvalidArgumentError(f"{name} must be an int from 1 on, not {value!r}")
 
 
+def check_taking_up(request_id: str | None, continues_root: str) -> None:
+    """Refuse what `hold(take_up=True)` finds out, or makes up, itself."""
+    if request_id is not None or continues_root:
+        raise errors.InvalidArgumentError(
+            "take_up finds out what to take up, and asks anew when another worker was faster: "
+            "leave out request_id and continues_root"
+        )
+
+
 def _check_seconds(name: str, value: float, at_least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise errors.InvalidArgumentError(f"{name} must be a number of seconds, not {value!r}")

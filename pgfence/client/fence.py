@@ -2,16 +2,18 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import psycopg
 
 from pgfence import coordinators
 from pgfence.client import protocol
-from pgfence.client.base import BaseFence, reach
+from pgfence.client.base import BaseFence, check_taking_up, reach
 from pgfence.client.database import arranged
 from pgfence.client.lease import Lease, Tx
+from pgfence.clock import moment, monotonic
 from pgfence.drivers.psycopg import Connection, Session, run_within
 from pgfence.errors import MutationUnknownError
 from pgfence.model.outcome import Coordinates, Outcome
@@ -136,6 +138,7 @@ class Fence(BaseFence[Session], Generic[Tx]):
         arguments: object = "",
         request_id: str | None = None,
         continues_root: str = "",
+        take_up: bool = False,
         timeout: float | None = None,
         acknowledged: Iterable[Receipt] = (),
     ) -> Iterator[Lease[Tx]]:
@@ -145,9 +148,11 @@ class Fence(BaseFence[Session], Generic[Tx]):
         without renewal. arguments: what distinguishes this operation, as in `payload_text`; part of
         the operation root. request_id: asking again with the same one gives the same grant (R34),
         made up by default. continues_root: the root of the operation that this one takes up, see
-        `position`. timeout: seconds to wait for the resource; None waits for ever, 0 asks once. A
-        grant that is decided gets three seconds longer to be signed. acknowledged: receipts of the
-        resource that the caller has kept; what this `Fence` has seen itself it remembers.
+        `position`. take_up: find that root, and ask again, behind those who wait, if another worker
+        did something meanwhile. timeout: seconds to wait for the resource; None waits for ever, 0
+        asks once. A grant that is decided gets three seconds longer to be signed. acknowledged:
+        receipts of the resource that the caller has kept; what this `Fence` has seen itself it
+        remembers.
 
         With a lock service the resource is waited for there, and the lease ends no later than this
         process's session there.
@@ -160,6 +165,19 @@ class Fence(BaseFence[Session], Generic[Tx]):
         segments that it acknowledged (R47), see `accept_loss`. A release that fails on leaving is
         logged: the lease ends by itself.
         """
+        if take_up:
+            check_taking_up(request_id, continues_root)
+            hold = partial(
+                self.hold,
+                resource,
+                operation=operation,
+                ttl=ttl,
+                arguments=arguments,
+                acknowledged=tuple(acknowledged),
+            )
+            with self._take_up(resource, timeout, hold) as taken_up:
+                yield taken_up
+            return
         wanted = self._request(
             resource,
             operation,
@@ -179,6 +197,25 @@ class Fence(BaseFence[Session], Generic[Tx]):
                 lease.release()
             except Exception as error:
                 _log.warning("%r was not released, it ends by itself: %s", lease, error)
+
+    @contextmanager
+    def _take_up(
+        self,
+        resource: str,
+        timeout: float | None,
+        hold: Callable[..., AbstractContextManager[Lease[Tx]]],
+    ) -> Iterator[Lease[Tx]]:
+        """Hold it with the root of the last segment; ask again if there are later ones by then."""
+        until = moment(timeout)
+        earlier = self.position(resource).written_root or ""
+        while True:
+            left = None if timeout is None else max(0.0, until - monotonic())
+            with hold(continues_root=earlier, timeout=left) as lease:
+                latest = lease.position().written_root or ""
+                if latest == earlier:
+                    yield lease
+                    return
+            earlier = latest
 
     def apply(
         self, conn: "Connection | Caller", grant: str | Lease[Any], segment: int, payload: object

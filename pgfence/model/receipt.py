@@ -43,7 +43,9 @@ class Position:
     paused: bool
     #: Segments of this operation and of those that it took up, by whichever owner.
     total_segments: int
+    #: Of the last segment there is, also when a later owner has raised the fence, but not written.
+    written_root: str | None
 
 
 #: The position of a resource for which nothing was ever asked.
-NOWHERE = Position(0, None, 0, None, None, paused=False, total_segments=0)
+NOWHERE = Position(0, None, 0, None, None, paused=False, total_segments=0, written_root=None)

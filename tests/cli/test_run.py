@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,9 @@ def lease_of(database: Database) -> str:
 def states(database: Database, table: str = "grants") -> list[str]:
     """Of all grants or requests, in their order."""
     at = {"grants": "granted_at", "requests": "asked_at"}[table]
-    found = guarded.run(
-        database.connect(), f"select state from pgfence_registry.{table} order by {at}"
-    )
-    return [state for (state,) in found.fetchall()]
+    with database.connect() as conn:  # not kept: tests ask until it changes
+        found = guarded.run(conn, f"select state from pgfence_registry.{table} order by {at}")
+        return [state for (state,) in found.fetchall()]
 
 
 SCRIPT = """
@@ -162,14 +161,21 @@ def test_the_same_command_without_pgfence_run_is_refused(invoices: Database) -> 
     assert "belongs to the resource invoice-batch/2026-07-19" in ended.stderr
 
 
-def test_the_environment_says_what_is_held_and_where_the_work_stands(invoices: Database) -> None:
+@pytest.mark.parametrize(
+    "taking_up",
+    [lambda root: ["--continues", root], lambda _: ["--take-up"]],
+    ids=["root", "latest"],
+)
+def test_the_environment_says_what_is_held_and_where_the_work_stands(
+    invoices: Database, taking_up: Callable[[str], list[str]]
+) -> None:
     first = issue(invoices, "worker_b", BATCH)
     b = invoices.connect("worker_b")
     for segment in (1, 2):
         b.execute("select pgfence.fenced_apply(%s, %s, 'page')", [first.token, segment])
     b.execute("select pgfence_registry.release(%s)", [first.lease])
     show = ["--", "sh", "-c", "env | grep '^PGFENCE_' | sort"]
-    ended = run(invoices, "--continues", first.operation_root, *show)
+    ended = run(invoices, *taking_up(first.operation_root), *show)
     said = dict(line.split("=", 1) for line in ended.stdout.splitlines())
     names = set(said)
     row = fence_row(invoices, BATCH)

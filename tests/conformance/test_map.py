@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from pgfence import errors
 from pgfence.model.receipt import Receipt
 from tests.conformance.conftest import NOT_POOLED, RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import DRIVERS, Asyncpg, Driver, Execute, Lease, Psycopg
-from tests.conformance.test_hold import wait_for_move
+from tests.conformance.test_hold import WAITING, wait_for_move
 from tests.conformance.test_shadow import in_shadow  # noqa: F401 - a fixture
 from tests.proxy import proxy_to
-from tests.support import PATIENCE, Database
-from tests.workers import end_lease
+from tests.support import PATIENCE, Database, wait_until
+from tests.workers import end_lease, in_background
 
 RECEIPTS = "select count(*) from pgfence.receipts"
 PAGES = list(range(1, 11))
@@ -124,6 +125,44 @@ def test_r46_it_goes_on_where_the_receipts_end(connect: Connect, served: Databas
     assert numbers(first_receipts) == [1, 2, 3, 4]
     assert sorted(second.computed) == second.written == [5, 6, 7]
     assert settled(served) == (PAGES[:7] if same else PAGES)
+
+
+def test_r46_who_waited_takes_up_what_was_done_meanwhile(
+    connect: Connect, served: Database, registered: Database
+) -> None:
+    works = [Settling() for _ in range(3)]
+
+    def map_all(role: str, work: Settling, pages: list[int]) -> None:
+        with connect(role).hold(RESOURCE, operation="settle", take_up=True) as lease:
+            lease.map(work.compute, pages, work.write)
+
+    with connect().hold(RESOURCE, operation="settle", take_up=True) as lease:
+        later = [in_background(partial(map_all, "worker_b", work, PAGES)) for work in works[1:]]
+        wait_until(lambda: count(registered, WAITING) == 2, "two others wait")
+        lease.map(works[0].compute, PAGES[:4], works[0].write)
+    for result in later:
+        result.result(PATIENCE)
+    map_all("worker_a", works[0], PAGES)
+    assert sorted(page for work in works for page in work.written) == PAGES
+    assert sorted(len(work.computed) for work in works) == [0, 4, 6]
+    assert settled(served) == PAGES
+
+
+def test_r46_taking_up_waits_no_longer_than_it_may_and_makes_up_its_own_request(
+    connect: Connect,
+) -> None:
+    with connect().hold(RESOURCE, operation="settle", take_up=True) as lease:
+        with (
+            pytest.raises(errors.AcquireTimeoutError),
+            connect("worker_b").hold(RESOURCE, operation="settle", take_up=True, timeout=0),
+        ):
+            pytest.fail("held by two")
+        for mistake in ({"request_id": "batch-7"}, {"continues_root": lease.operation_root}):
+            with (
+                pytest.raises(errors.InvalidArgumentError, match="leave out request_id"),
+                connect().hold(RESOURCE, operation="settle", take_up=True, **mistake),
+            ):
+                pytest.fail("it was asked for")
 
 
 @pytest.mark.parametrize("by", ["the same owner", "a successor"])

@@ -55,7 +55,7 @@ def test_the_script_loses_its_lease_in_the_second_page_and_another_owner_goes_on
         end_lease(invoices, row.current_lease)
         assert first.wait(PATIENCE) == 76
     in_the_way.rollback()
-    said = run(settle("--continues", row.operation_root), tools, invoices, "worker_b")
+    said = run(settle("--take-up"), tools, invoices, "worker_b")
     assert said == ["page 2 of 3: ACCEPTED", "page 3 of 3: ACCEPTED"]
     assert settled(invoices) == [("worker_a", 200), ("worker_b", 300)]
     assert receipts(invoices) == [(BATCH, 1, 1), (BATCH, 2, 1), (BATCH, 2, 2)]

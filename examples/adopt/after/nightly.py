@@ -11,14 +11,11 @@ from ..models import database
 def main(day: str) -> None:
     sessions = database()
     batch = f"invoice-batch/{day}"
-    with pgfence.connect(sessions) as fence:
-        earlier = fence.position(batch).operation_root or ""
-        with fence.hold(
-            batch, operation="settle", ttl=30, continues_root=earlier, timeout=0
-        ) as lease:
-            if (lease.position().operation_root or "") != earlier:
-                raise SystemExit(f"{batch}: another process was at it just now, start again")
-            lease.map(lambda page: charges(sessions, page), pages(sessions, day), write)
+    with (
+        pgfence.connect(sessions) as fence,
+        fence.hold(batch, operation="settle", ttl=30, take_up=True, timeout=0) as lease,
+    ):
+        lease.map(lambda page: charges(sessions, page), pages(sessions, day), write)
 
 
 if __name__ == "__main__":
