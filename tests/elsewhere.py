@@ -9,7 +9,7 @@ import psycopg
 
 from pgfence import tokens
 from pgfence.model.status import StatusProof
-from tests.support import AUDIENCE, Database, Keys
+from tests.support import AUDIENCE, Database, Keys, registry_session
 from tests.workers import Worker, proof_of
 
 
@@ -24,9 +24,11 @@ def use_registry_elsewhere(
         conn.execute("select pgfence.place(%s, %s, %s)", [prefix, AUDIENCE, row[0]])
 
 
-def sign_proofs(registry: Database, keys: Keys) -> None:
+def sign_proofs(
+    registry: Database, keys: Keys, session: psycopg.Connection[Any] | None = None
+) -> None:
     """Sign every status proof that is waited for, as the registry process would."""
-    with psycopg.connect(registry.dsn("registry"), autocommit=True) as conn:
+    with registry_session(registry, session) as conn:
         waiting = conn.execute("select lease, message from pgfence_registry.unsigned_proofs()")
         for lease, message in waiting.fetchall():
             token = tokens.sign(message.encode(), StatusProof.SCHEMA, keys.status)
@@ -61,7 +63,7 @@ class Owner:
         """A status proof of the lease, later than `issued_after`; the registry signs it here."""
         answer = self.ask_proof(lease, issued_after)
         if answer.state == "SIGNING":
-            sign_proofs(self.registry.database, self.keys)
+            sign_proofs(self.registry.database, self.keys, self.registry.signer)
             answer = self.ask_proof(lease, issued_after)
         assert answer.state == "HELD", answer
         token: str = answer.token

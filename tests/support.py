@@ -381,14 +381,26 @@ def issue(
     return Issued(token, lease, request_id, root, fence_token)
 
 
-def sign_pending(database: Database) -> None:
-    """Sign every decided grant with the test's grant key, as `registry`."""
+def sign_pending(database: Database, session: psycopg.Connection[Any] | None = None) -> None:
+    """Sign every decided grant with the test's key, as `registry`: in its session, or a new one."""
     key = make_keys().grant
-    with psycopg.connect(database.dsn("registry"), autocommit=True) as conn:
+    with registry_session(database, session) as conn:
         pending = conn.execute("select lease, message from pgfence_registry.unsigned_grants()")
         for lease, message in pending.fetchall():
             token = tokens.sign(message.encode(), Grant.SCHEMA, key)
             conn.execute("select pgfence_registry.record_signature(%s, %s)", [lease, token])
+
+
+@contextmanager
+def registry_session(
+    database: Database, session: psycopg.Connection[Any] | None
+) -> Iterator[psycopg.Connection[Any]]:
+    """The session of `registry` that is given, else a new one."""
+    if session is not None:
+        yield session
+    else:
+        with psycopg.connect(database.dsn("registry"), autocommit=True) as conn:
+            yield conn
 
 
 _numbers = itertools.count(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from base64 import urlsafe_b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +37,8 @@ class Worker:
     database: Database
     keys: Keys
     conn: psycopg.Connection[Any]
+    #: A session of the registry's that stays to sign; else there is a new one for each grant.
+    signer: psycopg.Connection[Any] | None = None
 
     @classmethod
     def login(cls, database: Database, keys: Keys, role: str, **parameters: Any) -> Worker:
@@ -71,7 +73,7 @@ class Worker:
         """Ask, let the registry sign, ask again: HELD with a token (or WAIT)."""
         answer = self.ask(resource, request_id, **arguments)
         if answer.state == "SIGNING":
-            sign_pending(self.database)
+            sign_pending(self.database, self.signer)
             answer = self.ask(resource, answer.request_id, **arguments)
         return answer
 
@@ -106,6 +108,13 @@ class Worker:
     @property
     def pid(self) -> int:
         return self.conn.info.backend_pid
+
+
+def sign_in_one_session(database: Database, workers: Iterable[Worker]) -> None:
+    """For workers that get thousands of grants: a new session for each would take the most time."""
+    signer = database.connect("registry")
+    for worker in workers:
+        worker.signer = signer
 
 
 def grant_of(token: str) -> Grant:

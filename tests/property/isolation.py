@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +45,9 @@ class Session:
     def start(self) -> None:
         self._running = self._pool.submit(_outcome, self.steps.pop(0))
 
-    def finished(self) -> bool:
-        """Whether no step is under way; notes the outcome of the one that has ended."""
-        if self._running is not None and self._running.done():
+    def finished(self, within: float = 0) -> bool:
+        """Whether no step is under way, at the latest in so many seconds; notes the outcome."""
+        if self._running is not None and wait([self._running], within).done:
             self.outcomes.append(self._running.result())
             self._running = None
         return self._running is None
@@ -84,7 +84,7 @@ def run(observer: psycopg.Connection[Any], sessions: list[Session], order: Seque
 
 def _settle(observer: psycopg.Connection[Any], session: Session, deadline: float) -> None:
     """Return when the session's step has ended or waits for another session."""
-    while not session.finished():
+    while not session.finished(0.001):
         row = observer.execute("select pg_blocking_pids(%s) <> '{}'", [session.pid]).fetchone()
         if (row is not None and row[0]) or time.monotonic() > deadline:
             return

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pgfence.model.verdict import ACCEPTING
 from tests.property.model import Model, ModelGrant
 from tests.support import Database, Keys, sign_pending
-from tests.workers import Worker, forge, grant_of
+from tests.workers import Worker, forge, grant_of, sign_in_one_session
 
 HISTORIES = int(os.environ.get("PGFENCE_HISTORIES", "60"))
 STEPS = 40
@@ -104,7 +104,7 @@ class History:
         if not may:
             worker.call("select * from pgfence_registry.withdraw(%s)", [answer.request_id])
             return
-        sign_pending(self.registry)
+        sign_pending(self.registry, worker.signer)
         token = worker.ask(resource, answer.request_id, operation=operation).token
         self._add(token)
         self.model.granted(self.grants[-1][0])
@@ -289,6 +289,7 @@ class Begin(Protocol):
 def here(database: Database, keys: Keys) -> Begin:
     """Histories of a database that is its own registry."""
     workers = {owner: Worker.login(database, keys, role) for owner, role in ROLES.items()}
+    sign_in_one_session(database, workers.values())
     owner = database.connect()
     owner.execute("set role pgfence_owner")
     return lambda above="": History(database, keys, workers, owner, above)

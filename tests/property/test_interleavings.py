@@ -25,7 +25,7 @@ from tests import support
 from tests.elsewhere import Owner, use_registry_elsewhere
 from tests.property.isolation import Session, Step, orders, run
 from tests.support import Database, Keys
-from tests.workers import Worker
+from tests.workers import Worker, sign_in_one_session
 
 LEVELS = ["read committed", "repeatable read", "serializable"]
 VERDICTS = {
@@ -47,6 +47,7 @@ class Stage:
         self.workers = {
             player: Worker.login(database, keys, role) for player, role in ROLES.items()
         }
+        sign_in_one_session(database, self.workers.values())
         self.dba = database.connect()
         self.dba.execute("set role pgfence_owner")
         #: Everybody's session at the registry.
@@ -253,6 +254,7 @@ class StageElsewhere(Stage):
             for player, worker in self.workers.items()
         }
         self.at_registry = {player: owner.registry for player, owner in self.owners.items()}
+        sign_in_one_session(registry, self.at_registry.values())
         self.registry_dba = registry.connect()
         self.registry_dba.execute("set role pgfence_owner")
         self.proofs: dict[str, str] = {}
