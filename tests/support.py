@@ -14,6 +14,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
@@ -179,6 +180,11 @@ class Database:
         conn = psycopg.connect(self.dsn(role), autocommit=autocommit, **parameters)
         self._connections.append(conn)
         return conn
+
+    @cached_property
+    def watcher(self) -> psycopg.Connection[Any]:
+        """A superuser's session that looks what is there, until the end of the test."""
+        return self.connect()
 
     def close(self) -> None:
         """Close the connections that `connect` made."""
@@ -418,11 +424,12 @@ def _one(conn: psycopg.Connection[Any], query: str, parameters: list[Any]) -> An
 
 def wait_until(condition: Callable[[], bool], what: str, *, timeout: float = PATIENCE) -> None:
     """Return when condition() is true; fail naming `what` when it is not within timeout seconds."""
-    deadline = time.monotonic() + timeout
+    begun = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > timeout:
             pytest.fail(f"waited {timeout} s in vain: {what}")
-        time.sleep(0.005)
+        time.sleep(min(max(0.005, waited / 20), 0.03))  # others need the processor
 
 
 def wait_until_blocked(

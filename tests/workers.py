@@ -189,12 +189,10 @@ def end_lease(database: Database, lease: str, after: float = 0) -> None:
 
 def lease_is_over(database: Database, lease: str) -> bool:
     """Whether the registry's clock has passed the end of a lease."""
-    with psycopg.connect(database.dsn()) as conn:
-        row = conn.execute(
-            "select clock_timestamp() > lease_ends_at from pgfence_registry.grants"
-            " where lease = %s",
-            [lease],
-        ).fetchone()
+    row = database.watcher.execute(
+        "select clock_timestamp() > lease_ends_at from pgfence_registry.grants where lease = %s",
+        [lease],
+    ).fetchone()
     return row is not None and row[0]
 
 

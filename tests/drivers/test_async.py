@@ -83,8 +83,7 @@ def fence(request: pytest.FixtureRequest, served: Database) -> Callable[[], Any]
 
 
 def count(database: Database, query: LiteralString) -> int:
-    with psycopg.connect(database.dsn(), autocommit=True) as conn:
-        row = conn.execute(query).fetchone()
+    row = database.watcher.execute(query).fetchone()
     assert row is not None
     return int(row[0])
 
