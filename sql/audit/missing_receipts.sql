@@ -11,11 +11,12 @@ set search_path = pg_catalog, pg_temp
 as $$
     select k.digest
       from unnest(p_operation_roots, p_segments, p_digests) with ordinality as k (operation_root, segment_seq, digest, place)
-     where not exists (
-           select from pgfence.operations as o
-             join pgfence.receipts as r on r.resource = o.resource and r.fence_token = o.fence_token
-            where o.resource = p_resource and o.operation_root = k.operation_root
-              and r.segment_seq = k.segment_seq and encode(r.digest, 'hex') = k.digest)
+     -- a query of its own for each, by both keys: a join would read all receipts of the resource
+     where (select true from pgfence.operations as o
+             where o.resource = p_resource and o.operation_root = k.operation_root
+               and (select encode(r.digest, 'hex') from pgfence.receipts as r
+                     where r.resource = o.resource and r.fence_token = o.fence_token and r.segment_seq = k.segment_seq) = k.digest
+           ) is null
        and not pgfence.receipt_was_pruned(p_resource, k.operation_root, k.segment_seq)
      order by k.place
 $$;

@@ -3,7 +3,7 @@
 create table pgfence.operations (
     resource          text collate "C" not null,
     fence_token       bigint not null,
-    operation_root    text not null,
+    operation_root    text collate "C" not null,
     continues_root    text not null,
     operation_class   text collate "C" not null,
     owner             text collate "C" not null,
