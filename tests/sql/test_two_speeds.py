@@ -180,3 +180,64 @@ def test_r9_outside_read_committed_every_segment_is_checked_in_full(
     with pytest.raises(psycopg.errors.SerializationFailure):
         worker.apply(held.token, 3)
     worker.conn.execute("rollback")
+
+
+# what grows
+
+
+def test_r11_r47_an_owner_begins_as_quickly_after_thousands_of_others(
+    worker: Worker, database: Database
+) -> None:
+    """It reads a few rows of what was done before, and not all of it."""
+    held = worker.acquire(RESOURCE)
+    accepted = worker.apply(held.token, 1)
+    worker.release(held.lease)
+    with psycopg.connect(database.dsn(), autocommit=True) as superuser:
+        superuser.execute("set role pgfence_owner")
+        for statement in THOUSANDS_OF_OWNERS:
+            superuser.execute(statement, {"resource": RESOURCE})
+        superuser.execute("reset role; analyze")
+    held = worker.acquire(RESOURCE)
+    with worker.conn.transaction():
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+        missing = worker.call(
+            "select count(*) as n from"
+            " pgfence.missing_receipts(%s, array[%s], array[1::bigint], array[%s])",
+            [RESOURCE, first_root(database), accepted.receipt],
+        )
+        assert missing.n == 0
+        read = worker.call(
+            "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) as n"
+            " from pg_stat_xact_all_tables where schemaname = 'pgfence'"
+            " and relname in ('operations', 'receipts')"
+        )
+    assert 0 < read.n < 20
+
+
+#: Each with one segment, under the fences from 2 on.
+THOUSANDS_OF_OWNERS = (
+    "insert into pgfence.operations"
+    " select o.resource, n, 'sha256:' || encode(sha256(n::text::bytea), 'hex'), '',"
+    "        o.operation_class, o.owner, o.lease || n, o.request_id || n, o.issued_at,"
+    "        o.grant_digest, sha256(n::text::bytea), o.grant_message, o.bundle_version,"
+    "        o.key_expires_at, o.first_accepted_at"
+    " from pgfence.operations as o, generate_series(2, 3000) as n"
+    " where o.resource = %(resource)s and o.fence_token = 1",
+    "insert into pgfence.receipts"
+    " select r.resource, o.fence_token, r.segment_seq, o.operation_root, r.grant_digest,"
+    "        r.payload_digest, r.session_role, r.accepted_at, r.previous_digest, r.digest"
+    " from pgfence.receipts as r join pgfence.operations as o using (resource)"
+    " where r.fence_token = 1 and o.fence_token > 1",
+    "update pgfence.fences as f set highest_fence = o.fence_token, issued_fence = o.fence_token,"
+    "       operation_root = o.operation_root"
+    " from pgfence.operations as o where o.resource = f.resource and o.fence_token = 3000",
+)
+
+
+def first_root(database: Database) -> str:
+    with psycopg.connect(database.dsn()) as conn:
+        row = conn.execute(
+            "select operation_root from pgfence.operations where fence_token = 1"
+        ).fetchone()
+    assert row is not None
+    return str(row[0])
