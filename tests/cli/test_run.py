@@ -247,6 +247,13 @@ def test_r13_without_the_registry_s_dsn_the_command_is_not_run(
     assert (ended.returncode, ended.stdout) == (77, "")
 
 
+def test_what_is_taken_up_is_named_once(invoices: Database) -> None:
+    ended = run(invoices, "--take-up", "--continues", "sha256:0", "--", "echo", "ran")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "leave out --continues" in ended.stderr
+    assert states(invoices, "requests") == []
+
+
 def test_the_manual_has_the_exit_codes() -> None:
     section = MANUAL.partition("## Running a command")[2].partition("\n## ")[0]
     codes = " ".join(re.findall(r"^\| ([\d, ]+) \|", section, re.MULTILINE))

@@ -67,7 +67,7 @@ begin
                      else pg_catalog.format('fenced_apply: segment %s is below 1', p_segment_seq) end,
                 'Pass the grant token, a segment number from 1 on, and a payload ('''' is one).', 'R5');
         end if;
-        v_payload_digest := pg_catalog.sha256(pg_catalog.convert_to(p_payload, 'UTF8'));
+        v_payload_digest := coalesce(v_payload_digest, pg_catalog.sha256(pg_catalog.convert_to(p_payload, 'UTF8')));
         v_decision := pgfence._decide(p_grant collate "C", p_segment_seq, v_payload_digest, p_status collate "C");
         if (v_decision.answer).verdict is not null then
             return v_decision.answer;
