@@ -28,6 +28,8 @@ class Session(ABC):
         self._deadline = inf
         self._doubted = False
         self._stopped = threading.Event()
+        #: Set when its keeper shall ask at once.
+        self._awake = threading.Event()
         self._told = Standing.HELD
         self._changed: list[Callable[[], object]] = []
         self._lock = threading.Lock()
@@ -48,6 +50,7 @@ class Session(ABC):
     def stop(self) -> None:
         """Keep it alive no longer, and tell nobody what becomes of it. Waits for nothing."""
         self._stopped.set()
+        self._awake.set()
 
     def standing(self) -> Standing:
         """How it stands now."""
@@ -67,8 +70,9 @@ class Session(ABC):
             )
 
     def doubt(self) -> None:
-        """It is not known whether it stands."""
+        """It is not known whether it stands: it is asked at once, and until there is an answer."""
         self._doubted = True
+        self._awake.set()
         self._tell()
 
     def end(self) -> None:
@@ -99,7 +103,11 @@ class Session(ABC):
 
     def _keep(self) -> None:
         pause = self.ttl / 3
-        while not self._stopped.wait(max(0.0, min(pause, self._deadline - monotonic()))):
+        while True:
+            self._awake.wait(max(0.0, min(pause, self._deadline - monotonic())))
+            self._awake.clear()
+            if self._stopped.is_set():
+                return
             asked_at = monotonic()
             if asked_at >= self._deadline:
                 self.end()
@@ -108,7 +116,8 @@ class Session(ABC):
                 seconds = self._prolong()
             except LockServiceError as error:
                 _log.warning("keeping the session alive failed: %s", error)
-                self.doubt()
+                self._doubted = True
+                self._tell()
                 pause = _PAUSE
             else:
                 if seconds is None:

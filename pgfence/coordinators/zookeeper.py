@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.retry import KazooRetry
 
 from pgfence.clock import monotonic
@@ -55,6 +55,20 @@ def claimant(url: str) -> "ZooKeeperClaimant":
     return ZooKeeperClaimant(url)
 
 
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Leaves a server that does not answer while the session still lasts long enough for another.
+
+    ZooKeeper 3.8 keeps a connection open, and never answers on it, when it came while it started.
+    """
+
+    def __init__(self, longest: float) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def create_connection(self, *arguments: Any, timeout: float, **more: Any) -> Any:
+        return super().create_connection(*arguments, timeout=min(timeout, self.longest), **more)
+
+
 class Connection:
     """A connection to the ensemble, with a session of its own.
 
@@ -67,22 +81,27 @@ class Connection:
         self._client = KazooClient(
             hosts=_hosts(url),
             timeout=ttl,
+            handler=_Handler(min(_CONNECT, ttl / 4)),
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
         )
-        self._hear_of_ttl()
+        self._watch_handshakes()
         self.listen = self._client.add_listener
 
-    def _hear_of_ttl(self) -> None:
-        # kazoo keeps the length of the session to itself: two thirds of it is how long it reads.
+    def _watch_handshakes(self) -> None:
+        # kazoo would give one server that accepts and stays silent as long as the session lasts.
+        # It keeps the length of the session to itself: two thirds of it is how long it reads.
         handler = self._client._connection
-        connect = handler._connect
+        invoke, connect = handler._invoke, handler._connect
+
+        def ask(timeout: float, *arguments: Any, **more: Any) -> Any:
+            return invoke(min(timeout, self._client.handler.longest), *arguments, **more)
 
         def negotiate(*arguments: Any) -> tuple[float, float]:
             read_timeout, connect_timeout = connect(*arguments)
             self.ttl = read_timeout * 1.5 / 1000
             return read_timeout, connect_timeout
 
-        handler._connect = negotiate
+        handler._invoke, handler._connect = ask, negotiate
 
     def open(self) -> None:
         """Raises `LockServiceError` when the ensemble does not answer."""

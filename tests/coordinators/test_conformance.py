@@ -279,6 +279,24 @@ def test_r42_doubt_ends_when_the_partition_heals_in_time(
         wait_until(stands(claim, Standing.HELD), "the worker is sure again")
 
 
+@pytest.mark.rule("R42")
+def test_r42_doubt_ends_in_time_although_a_server_that_came_back_did_not_answer_at_first(
+    servers: Servers, pool: ThreadPoolExecutor, place: str
+) -> None:
+    with ways_to(servers) as (url, ways), workers_at(url, pool) as workers:
+        claim = workers.claim(place, "holder root", ttl=9.0)
+        before = [way.swallowed for way in ways]
+        for way in ways:
+            way.partition()
+            way.cut()
+        wait_until(stands(claim, Standing.UNKNOWN), "the worker doubts")
+        wait_until(lambda: [way.swallowed for way in ways] != before, "it asks, and hears nothing")
+        for way in ways:
+            way.let_new_through()
+        wait_until(stands(claim, Standing.HELD), "the worker is sure again")
+        assert servers.keys(place) == ["holder root"]
+
+
 def test_r37_silent_service_is_an_error_and_no_holder(servers: Servers, place: str) -> None:
     with ways_to(servers) as (url, ways):
         inspector = coordinators.inspector(url)

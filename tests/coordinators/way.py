@@ -17,6 +17,8 @@ class Way(Proxy):
         super().__init__(f"host={host} port={port}")
         self._cut_off = False
         self._unanswered: list[bytes] = []
+        #: How often it let something not through.
+        self.swallowed = 0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -33,12 +35,18 @@ class Way(Proxy):
         self.cut()
         self._cut_off = False
 
+    def let_new_through(self) -> None:
+        """Let new connections through again; those that there are stay open and silent."""
+        self.freeze()
+        self._cut_off = False
+
     def lose_reply_to(self, words: bytes) -> None:
         """Let the next request with these words through, and cut the connection at its answer."""
         self._unanswered.append(words)
 
     def _pass(self, client: socket.socket, server: socket.socket, data: bytes) -> bytes:
         while self._cut_off and data:
+            self.swallowed += 1
             data = client.recv(65536)
         if self._unanswered and self._unanswered[0] in data:
             self._unanswered.pop(0)
