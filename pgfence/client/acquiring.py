@@ -1,6 +1,6 @@
 """How a resource is got: the key at the coordinator, the registry's grant, and the checks of it.
 
-No I/O: generators of steps, as in protocol.py.
+No I/O: generators of steps, as in `protocol`.
 """
 
 import logging

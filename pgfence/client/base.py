@@ -1,6 +1,6 @@
 """What a fence and a lease are, whether threads or tasks use them. No I/O, and nothing waits.
 
-Whatever must ask the database is a generator of steps, as in protocol.py; `Fence` and `Lease`
+Whatever must ask the database is a generator of steps, as in `protocol`; `Fence` and `Lease`
 drive them with a thread, `AsyncFence` and `AsyncLease` with a task.
 """
 
