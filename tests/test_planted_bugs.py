@@ -62,6 +62,25 @@ BUGS = {
         "::test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held"
         "[read committed]",
     ),
+    "the generation of the policy is not asked": Bug(
+        "fence/_decide.sql",
+        "if v_grant.policy_generation <> v_policy.generation then",
+        "if false then",
+        "tests/sql/test_verdicts.py::test_r8_grant_of_an_old_policy_generation_is_stale",
+    ),
+    "an operation root is good for another fence": Bug(
+        "fence/_decide.sql",
+        "if v_grant.fence_token > v_fence.highest_fence\n           and exists",
+        "if false\n           and exists",
+        "tests/sql/test_verdicts.py::test_r11_root_that_was_used_under_an_earlier_fence_is_refused",
+    ),
+    "a fence is good for another grant": Bug(
+        "fence/_decide.sql",
+        "and v_digest <> v_highest.grant_digest then",
+        "and false then",
+        "tests/sql/test_verdicts.py"
+        "::test_r11_same_fence_with_another_root_is_a_mismatch_with_the_same_root_an_equivocation",
+    ),
     "admission by transaction ID alone": Bug(
         "guard/admitted_resources.sql",
         "  and f.admitted_transaction_start = current_timestamp\n"
