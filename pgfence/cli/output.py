@@ -130,12 +130,12 @@ def _check_version(conn: Connection) -> None:
         row = conn.execute("select pgfence.schema_version()").fetchone()
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
         raise SchemaVersionError(
-            f"pgfence is not installed in database {conn.info.dbname}: run `pgfence migrate`"
+            f"pgfence is not installed in database {conn.info.dbname}"
         ) from error
     if row != (SCHEMA_VERSION,):
         raise SchemaVersionError(
             f"database {conn.info.dbname} has pgfence's schema {row[0] if row else None}, this "
-            f"command is for {SCHEMA_VERSION}: run `pgfence migrate`, or install the other version"
+            f"command is for {SCHEMA_VERSION}"
         )
 
 

@@ -98,6 +98,8 @@ def _verify(dsn: str, resource: str | None, as_json: bool) -> None:
     broken = [chain for chain in chains if not chain.ok]
     if as_json:
         print_json(chains)
+    elif resource is not None and not (broken or chains[0].receipts or chains[0].pruned):
+        console().print(f"{resource} has no receipts", soft_wrap=True)
     else:
         out = console()
         for chain in broken:

@@ -231,7 +231,7 @@ _TABLE = (
     Code(
         "SCHEMA_VERSION", None, "SchemaVersionError", "R27",
         "the database's pgfence schema is missing or is not the one this client was built for",
-        "Run what the message says.",
+        "Bring the older of the two up to date: the schema with `pgfence migrate`, or the package.",
     ),
     Code(
         "HANDLE_CLOSED", None, "HandleClosedError", "R41",
