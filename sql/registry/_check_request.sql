@@ -33,7 +33,8 @@ begin
     v_policy := pgfence._policy_of(p_resource);
     if p_ttl_ms is null or p_ttl_ms < 100 or p_ttl_ms > v_policy.largest_ttl_ms then
         perform pgfence._raise('INVALID_ARGUMENT',
-            pg_catalog.format('request: a lease of %s ms is out of range', coalesce(p_ttl_ms::text, 'NULL')),
+            pg_catalog.format('request: a lease of %s ms is out of range: %s allows 100 to %s ms',
+                coalesce(p_ttl_ms::text, 'NULL'), p_resource, v_policy.largest_ttl_ms),
             pg_catalog.format('Ask for 100 to %s ms.', v_policy.largest_ttl_ms), 'R8');
     end if;
     if p_operation_class <> all (v_policy.operation_classes) then
