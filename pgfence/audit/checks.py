@@ -962,6 +962,93 @@ CHECKS: tuple[Check, ...] = (
         run_as="{owner}",
     ),
     Check(
+        "REFERENCES_RIGHT",
+        ERROR,
+        "An application role, or everybody, may make foreign keys that refer to a protected table: who "
+        "deletes a row of it, or changes its key, then runs code of theirs, in its own admitted "
+        "transaction. GRANT ALL includes that right.",
+        f"""
+        with {_APPLICATION}
+        select c.oid::regclass::text || coalesce('.' || quote_ident(a.attname), '') as object, {_GRANTEE} as grantee,
+               o.rolname as owner,
+               format('revoke references%s on %s from %s cascade;', ' (' || quote_ident(a.attname) || ')', c.oid::regclass,
+                      {_GRANTEE}) as mend
+          from {_OF_GUARDS}
+         cross join lateral (
+             select null::name as attname, t.grantee, t.privilege_type from aclexplode(c.relacl) as t
+              union all
+             select l.attname, t.grantee, t.privilege_type
+               from pg_attribute as l cross join aclexplode(l.attacl) as t
+              where l.attrelid = c.oid and not l.attisdropped
+         ) as a
+         where a.privilege_type = 'REFERENCES' and a.grantee <> c.relowner and {_FOR_APPLICATIONS}
+        """,
+        "{grantee} has the right REFERENCES on {object}",
+        ("{mend}",),
+        run_as="{owner}",
+    ),
+    Check(
+        "REFERRING_TABLE",
+        ERROR,
+        "An application role owns a table with a foreign key that refers to a protected table, or can act as its "
+        "owner: who deletes a row of the protected table, or changes its key, may run that table's "
+        "triggers, in its own admitted transaction.",
+        f"""
+        with {_REACH}
+        select k.conrelid::regclass::text as object, quote_ident(r.rolname) as role, r.does, r.through,
+               c.oid::regclass::text as referred, o.rolname as owner,
+               coalesce(r.revoke, format('alter table %s drop constraint %I;', k.conrelid::regclass, k.conname)) as mend
+          from {_OF_GUARDS}
+          join pg_constraint as k on k.confrelid = c.oid and k.contype = 'f' and k.conparentid = 0
+          join pg_class as f on f.oid = k.conrelid and f.relowner <> c.relowner
+          join reach as r on r.target = f.relowner
+        """,
+        "{object} refers to {referred}, and {role} ({does}) can act as its owner{through}",
+        ("{mend}",),
+        step="Or give the table, and the functions of its triggers, to a role that no application logs in as.",
+    ),
+    Check(
+        "REPLACEABLE_CODE",
+        ERROR,
+        "An application role owns a function or type that writing a protected table uses, in a trigger, "
+        "default, constraint, index or policy, or can act as its owner: what it puts there runs in the "
+        "admitted transactions of others.",
+        f"""
+        with recursive {_REACH}, uses as (
+            select c.oid as relation, o.rolname as owner, x.classid, x.objid
+              from {_OF_GUARDS}
+              join pg_depend as x on x.refclassid = 'pg_class'::regclass and x.refobjid = c.oid
+               and (x.classid in ('pg_trigger'::regclass, 'pg_attrdef'::regclass, 'pg_constraint'::regclass, 'pg_policy'::regclass)
+                    or x.classid = 'pg_class'::regclass and exists (
+                        select from pg_class as i where i.oid = x.objid and i.relkind in ('i', 'I')))
+             union all
+            select c.oid, o.rolname, 'pg_class'::regclass, c.oid from {_OF_GUARDS}
+        ), code as (
+            select u.relation, u.owner, d.refclassid as classid, d.refobjid as objid
+              from uses as u join pg_depend as d on d.classid = u.classid and d.objid = u.objid
+             where d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
+             union
+            select k.relation, k.owner, d.refclassid, d.refobjid
+              from code as k join pg_depend as d on d.classid = k.classid and d.objid = k.objid
+             where d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
+        ), owned as (
+            select k.relation, k.owner, k.classid, k.objid, coalesce(p.proowner, t.typowner) as owned_by,
+                   case when p.oid is not null then 'routine ' || p.oid::regprocedure
+                        else case t.typtype when 'd' then 'domain ' else 'type ' end || t.oid::regtype end as name
+              from code as k
+              left join pg_proc as p on k.classid = 'pg_proc'::regclass and p.oid = k.objid
+              left join pg_type as t on k.classid = 'pg_type'::regclass and t.oid = k.objid and t.typrelid = 0 and t.typelem = 0
+        )
+        select w.name as object, quote_ident(r.rolname) as role, r.does, r.through, min(w.relation::regclass::text) as relation,
+               coalesce(r.revoke, format('alter %s owner to %I;', w.name, min(w.owner))) as mend
+          from owned as w join reach as r on r.target = w.owned_by
+         group by w.name, r.rolname, r.does, r.through, r.revoke
+        """,
+        "{role} ({does}) can act as the owner of {object}{through}, which writing {relation} runs",
+        ("{mend}",),
+        step="Read first what it does.",
+    ),
+    Check(
         "TRUNCATE_RIGHT",
         WARNING,
         "Somebody else than its owner may TRUNCATE a protected table or a partition: only a trigger "
@@ -976,19 +1063,22 @@ CHECKS: tuple[Check, ...] = (
         run_as="{owner}",
     ),
     Check(
-        "REFERENCES_RIGHT",
+        "SCHEMA_CREATE",
         WARNING,
-        "An application role, or everybody, may make foreign keys that refer to a protected table, "
-        "and so keep its owner from deleting rows. GRANT ALL includes that right.",
+        "An application role, or everybody, may create objects in schema public or in that of a protected "
+        "table. A function or operator put there may be taken for the one that a statement of an owner's means, "
+        "and runs in its admitted transaction. Before PostgreSQL 15 everybody may, unless it is revoked.",
         f"""
         with {_APPLICATION}
-        select c.oid::regclass::text as object, {_GRANTEE} as grantee, o.rolname as owner
-          from {_OF_GUARDS} cross join aclexplode(c.relacl) as a
-         where a.privilege_type = 'REFERENCES' and a.grantee <> c.relowner and {_FOR_APPLICATIONS}
+        select n.nspname::text as object, {_GRANTEE} as grantee,
+               format('revoke create on schema %I from %s cascade;', n.nspname, {_GRANTEE}) as mend
+          from pg_namespace as n cross join aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) as a
+         where a.privilege_type = 'CREATE' and a.grantee <> n.nspowner and {_FOR_APPLICATIONS}
+           and (n.nspname = 'public' or exists (
+                select from pgfence.guards as g join pg_class as c on c.oid = g.relation where c.relnamespace = n.oid))
         """,
-        "{grantee} has the right REFERENCES on {object}",
-        ("revoke references on {object} from {grantee} cascade;",),
-        run_as="{owner}",
+        "{grantee} may create objects in schema {object}",
+        ("{mend}",),
     ),
     Check(
         "PARTITION_PRIVILEGES",

@@ -94,6 +94,16 @@ def case(code: str, object_: str, *plant: str, by: str | None = None, since: int
 
 OWNER = "billing_owner"
 _DEMOTED = "alter table {0} disable trigger user; alter table {0} enable trigger user"
+_TRAP = (
+    "create schema lair",
+    "create table lair.trap (id integer, day date,"
+    " foreign key (id, day) references sales.invoices)",
+)
+_NEXT = (
+    "create schema lair",
+    "create function lair.next(integer) returns integer immutable language sql as 'select $1'",
+    "alter function lair.next(integer) owner to worker_a",
+)
 _BODY = "language sql set search_path = pg_catalog, pg_temp as 'select 1'"
 
 CASES = [
@@ -201,6 +211,29 @@ CASES = [
          by=OWNER),
     case("REFERENCES_RIGHT", "sales.invoices", "grant references on sales.invoices to pgfence_app",
          by=OWNER),
+    case("REFERENCES_RIGHT", "sales.batches.id",
+         "grant references (id), update (amount) on sales.batches to worker_a", by=OWNER),
+    case("REFERRING_TABLE", "lair.trap", *_TRAP, "alter schema lair owner to current_user",
+         "alter table lair.trap owner to worker_b"),
+    case("REFERRING_TABLE", "lair.trap", *_TRAP, "create role trappers",
+         "alter table lair.trap owner to trappers", "grant trappers to worker_b"),
+    case("REPLACEABLE_CODE", "routine lair.next(integer)", *_NEXT,
+         "alter table sales.invoices alter amount set default lair.next(1)"),
+    case("REPLACEABLE_CODE", "routine lair.next(integer)", *_NEXT,
+         "create index on sales.batches_0 (lair.next(id))"),
+    case("REPLACEABLE_CODE", "routine lair.next(integer)", *_NEXT,
+         "create operator lair.@@@ (function = lair.next, rightarg = integer)",
+         "alter table sales.invoices add check ((operator(lair.@@@) id) = id)"),
+    case("REPLACEABLE_CODE", "routine lair.audit()", "create schema lair",
+         "create function lair.audit() returns trigger language plpgsql"
+         " as 'begin return null; end'",
+         "create trigger audit after insert on sales.invoices execute function lair.audit()",
+         "alter function lair.audit() owner to worker_a"),
+    case("REPLACEABLE_CODE", "domain lair.amount", "create schema lair",
+         "create domain lair.amount as numeric", "alter table sales.invoices add other lair.amount",
+         "alter domain lair.amount owner to worker_a"),
+    case("SCHEMA_CREATE", "public", "grant create on schema public to public"),
+    case("SCHEMA_CREATE", "sales", "grant create on schema sales to worker_b"),
     case("PARTITION_PRIVILEGES", "billing_owner",
          "alter default privileges grant all on tables to worker_a", by=OWNER),
     case("PARTITION_PRIVILEGES", "billing_owner",
