@@ -163,19 +163,24 @@ def reported(command: Callable[_P, None]) -> Callable[_P, None]:
 
 
 @contextmanager
-def told(*, unreachable: int = UNREACHABLE, refused: int = REFUSED) -> Iterator[None]:
-    """Expected errors of the block are told, and end in an exit code."""
+def told(
+    *, unreachable: int = UNREACHABLE, refused: int = REFUSED, needs: str | None = None
+) -> Iterator[None]:
+    """Expected errors of the block are told, and end in an exit code.
+
+    needs: the rights that the block takes, where it does not connect by way of `database`.
+    """
     try:
         yield
     except PgfenceError as error:
         fail(refused, str(error), error.next_step)
     except psycopg.Error as error:
-        _fail_with(error, unreachable, refused)
+        _fail_with(error, unreachable, refused, needs)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _fail_with(error: psycopg.Error, unreachable: int, refused: int) -> NoReturn:
+def _fail_with(error: psycopg.Error, unreachable: int, refused: int, needs: str | None) -> NoReturn:
     diag = error.diag
     ours = from_sqlstate(
         error.sqlstate, str(diag.message_primary), diag.message_detail, diag.message_hint
@@ -187,7 +192,10 @@ def _fail_with(error: psycopg.Error, unreachable: int, refused: int) -> NoReturn
     # No SQLSTATE: no answer, or not let in. 08: connection failure, 57: the server goes down.
     if error.sqlstate is None or error.sqlstate[:2] in ("08", "57"):
         fail(unreachable, str(error).strip(), "Check --dsn or PGFENCE_DSN, and that it is up.")
-    fail(refused, f"PostgreSQL: {diag.message_primary or error}", diag.message_hint)
+    next_step = diag.message_hint
+    if needs and isinstance(error, psycopg.errors.InsufficientPrivilege):
+        next_step = f"This takes {needs}."
+    fail(refused, f"PostgreSQL: {diag.message_primary or error}", next_step)
 
 
 def fail(code: int, message: str, next_step: str | None = None) -> NoReturn:

@@ -94,7 +94,8 @@ def run(
         raise typer.BadParameter("--take-up finds out what to take up: leave out --continues")
     _check(command[0])
     say = _Events(resource, as_json)
-    with told(unreachable=UNREACHABLE, refused=REFUSED), _terminable():
+    needs = "a role in pgfence_app that acts for a workload"
+    with told(unreachable=UNREACHABLE, refused=REFUSED, needs=needs), _terminable():
         try:
             with (
                 pgfence.connect(dsn, registry=registry or None) as fence,

@@ -89,6 +89,11 @@ def operation_root(resource: str, operation_class: str, request_id: str, argumen
     """
     for value in (resource, operation_class, request_id):
         if not is_identifier(value):
-            raise InvalidArgumentError(f"{value!r} is not a canonical ID", rule="R1")
+            raise InvalidArgumentError(
+                f"{value!r} is not a canonical ID",
+                hint="Use 1 to 255 printable ASCII characters without space, double quote or "
+                "backslash.",
+                rule="R1",
+            )
     pieces = [text.encode() for text in (resource, operation_class, request_id, arguments)]
     return "sha256:" + sha256(pae(pieces)).hexdigest()

@@ -302,7 +302,9 @@ def test_a_program_that_the_system_does_not_know_is_exit_code_126(
 def test_refused_and_unreachable_have_exit_codes_of_their_own(
     invoices: Database, pgfence: Pgfence
 ) -> None:
-    assert run(invoices, "--", "echo", role="auditor").returncode == 77
+    auditor = run(invoices, "--", "echo", role="auditor")
+    assert auditor.returncode == 77
+    assert "This takes a role in pgfence_app" in auditor.stderr
     nobody = "postgresql://worker_a@127.0.0.1:1/billing?connect_timeout=5"
     assert pgfence("run", "--dsn", nobody, *HOLD, "--", "echo").exit_code == 69
 
