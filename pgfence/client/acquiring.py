@@ -14,7 +14,7 @@ from pgfence.client.proofs import Proofs
 from pgfence.client.protocol import Answer, Failed, Reopen, Request, Run, Steps
 from pgfence.client.trust import Verifier
 from pgfence.clock import moment, monotonic
-from pgfence.coordinators.protocol import Claim, Patience, Standing, directory
+from pgfence.coordinators.protocol import Claim, Patience, Standing, claim_of, directory
 from pgfence.model.grant import Grant
 from pgfence.model.verdict import Verdict
 
@@ -46,7 +46,7 @@ def acquire(database: Database[S], wanted: Request, timeout: float | None) -> St
 
     def claim() -> None:
         place = directory(database.audience, wanted.resource)
-        value = f"{wanted.request_id} {wanted.operation_root}"
+        value = claim_of(wanted.request_id, wanted.operation_root)
         claims.append(database.claimant.claim(place, value, wanted.ttl_ms / 1000, patience))
         if patience.given_up:
             claims[0].release()

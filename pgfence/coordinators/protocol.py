@@ -133,6 +133,11 @@ def directory(audience: str, resource: str) -> str:
     return "/pgfence/" + "/".join(_step(name) for name in (audience, resource))
 
 
+def claim_of(request_id: str, operation_root: str) -> str:
+    """What the key of a request holds: `claim` of `pgfence_registry.requests_to_inspect()`."""
+    return f"{request_id} {operation_root}"
+
+
 def _step(name: str) -> str:
     # ZooKeeper takes neither "." nor ".." for a step.
     return quote(name, safe="").replace(".", "%2E")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgfence.coordinators.protocol import Holder, Inspector, directory
+from pgfence.coordinators.protocol import Holder, Inspector, claim_of, directory
 from pgfence.errors import LockServiceError
 from pgfence.model.canonical import is_integer
 from pgfence.model.grant import Grant
@@ -83,7 +83,7 @@ class Witness:
         if grant.backend == "postgres":
             return True
         holder = self._holder(grant.backend, grant.audience, grant.resource)
-        if holder is None or holder.claim != f"{grant.request_id} {grant.operation_root}":
+        if holder is None or holder.claim != claim_of(grant.request_id, grant.operation_root):
             return False
         rising = self._inspectors[grant.backend].capabilities.rising_tokens
         return not rising or holder.token == grant.backend_revision
