@@ -1179,6 +1179,28 @@ CHECKS: tuple[Check, ...] = (
         "runs. As a role in pg_signal_backend: select pg_terminate_backend({pid});",
     ),
     Check(
+        "CHANGE_HELD_UP",
+        WARNING,
+        "A change of a policy, a workload or the trust bundle has waited for 10 seconds for a transaction outside "
+        "READ COMMITTED that was admitted before it. A client that has unset its time-outs can keep it open, after its "
+        "lease too, and so its own removal from being seen.",
+        """
+        select 'session ' || h.pid as object, h.pid::text as pid,
+               floor(extract(epoch from clock_timestamp() - max(x.waitstart)))::text as waited
+          from pg_locks as t
+          join pg_database as d on d.oid = t.database and d.datname = current_database()
+          join pg_locks as x on x.pid = t.pid and x.locktype = 'transactionid' and not x.granted
+          join pg_locks as h on h.locktype = 'transactionid' and h.transactionid = x.transactionid and h.granted
+         where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.configuration'::regclass
+           and h.pid is not null and x.waitstart <= clock_timestamp() - interval '10 seconds'
+         group by h.pid
+        """,
+        "{object} has kept a change of the configuration waiting for {waited} s",
+        (),
+        step="What it writes after its lease is refused at COMMIT. As a role in pg_signal_backend: "
+        "select pg_terminate_backend({pid});",
+    ),
+    Check(
         "TRUST_ENDED",
         WARNING,
         "The trust bundle in force has ended, or the last of its keys for a purpose.",

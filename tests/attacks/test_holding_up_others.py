@@ -7,11 +7,14 @@ process: it asks overdue_sessions() and ends what it finds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
+from pgfence.audit import doctor
+from pgfence.audit.checks import CHECKS
 from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_blocked, wait_until_state
 from tests.workers import (
     Worker,
@@ -237,6 +240,47 @@ def test_r9_refused_session_with_an_old_snapshot_does_not_hold_up_a_change_of_co
     assert worker.apply(held.token, 5).verdict == "SEGMENT_GAP"
     with psycopg.connect(database.dsn("dba"), options="-c lock_timeout=2s") as dba:
         dba.execute("select pgfence.remove_workload('worker_a')")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "select pgfence.remove_workload('worker_a')",
+        "select pgfence.set_policy('invoice-batch/', array['none'])",
+        "select pgfence.enforce('invoice-batch/')",
+    ],
+)
+def test_r9_admitted_session_with_an_old_snapshot_that_holds_up_its_own_removal_is_named(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any], change: str
+) -> None:
+    """What it was admitted by may not change before it is over; doctor says who it is."""
+    (check,) = (check for check in CHECKS if check.code == "CHANGE_HELD_UP")
+    sooner = replace(check, query=check.query.replace("10 seconds", "0 seconds"))
+    auditor = database.connect("auditor")
+    held = worker.acquire(RESOURCE)
+    administrator = database.connect("dba")
+    administrator.execute("set role pgfence_owner")
+    worker.conn.execute("begin")  # control: READ COMMITTED holds nobody up
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    with administrator.transaction(force_rollback=True):
+        administrator.execute(change.encode())
+    worker.conn.execute("commit")
+
+    worker.conn.execute("begin isolation level repeatable read")
+    assert worker.apply(held.token, 2).verdict == "ACCEPTED"
+    no_timeouts(worker)
+    future = in_background(lambda: administrator.execute(change.encode()))
+    wait_until_blocked(observer, administrator.info.backend_pid)
+    assert doctor.examine(auditor, [check]).findings == ()
+    wait_until(lambda: doctor.examine(auditor, [sooner]).findings != (), "it is found")
+    (found,) = doctor.examine(auditor, [sooner]).findings
+    assert found.object == f"session {worker.pid}"
+    end = str(found.step).rpartition(": ")[2]
+    assert end == f"select pg_terminate_backend({worker.pid});"
+    observer.execute(end.encode())
+    future.result(PATIENCE)
+    assert doctor.examine(auditor, [sooner]).findings == ()
+    assert fence_row(database, RESOURCE).last_segment == 1
 
 
 def test_r36_withdrawal_that_commits_while_the_request_is_asked_again_is_final(
