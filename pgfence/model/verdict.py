@@ -149,7 +149,7 @@ _TABLE = (
     Code(
         "INVALID_ARGUMENT", "PF301", "InvalidArgumentError", "R1",
         "an argument is missing or out of range",
-        "The message names the argument and its range.",
+        "Correct the argument that the message names, and call again.",
     ),
     Code(
         "NO_WORKLOAD", "PF302", "NoWorkloadError", "R6",
@@ -251,7 +251,7 @@ _TABLE = (
     Code(
         "KEY_FILE", None, "KeyFileError", "R53",
         "the key file cannot be used",
-        "The message says why; a key file belongs to one user, with mode 0600.",
+        "Name another file, or mend this one: a key file belongs to one user, with mode 0600.",
     ),
 )  # fmt: skip
 
