@@ -88,6 +88,13 @@ def receipts_of(conn: Connection, resource: str) -> list[AcceptedSegment]:
     )
 
 
+def pruned_of(conn: Connection, resource: str) -> int:
+    """How many receipts of a resource were pruned."""
+    query = "select coalesce(sum(receipts), 0) from pgfence.pruned_stretches where resource = %s"
+    number = conn.cursor(row_factory=scalar_row).execute(query, (resource,)).fetchone()
+    return int(number or 0)
+
+
 def resources(conn: Connection) -> list[str]:
     """Every resource that was ever asked for, in order."""
     return (

@@ -71,12 +71,16 @@ def receipts(
 def _show(dsn: str, resource: str, as_json: bool) -> None:
     with database(dsn, AUDITOR) as conn:
         found = audit.receipts_of(conn, resource)
+        pruned = audit.pruned_of(conn, resource)
     if as_json:
         print_json(found)
         return
     out = console()
+    if pruned:
+        out.print(f"{pruned} receipts were pruned, from the beginning of the chain on")
     if not found:
-        out.print(f"{resource} has no receipts", soft_wrap=True)
+        more = "no more" if pruned else "no"
+        out.print(f"{resource} has {more} receipts", soft_wrap=True)
         return
     print_table(
         out,

@@ -455,6 +455,8 @@ def test_receipts_prune_leaves_a_chain_that_verifies_and_exits_with_1_for_a_brok
         0,
         "1 of 1 chains are whole, 2 receipts, 4 were pruned\n",
     )
+    shown = pgfence("receipts", "a", on=database, role="auditor").out
+    assert shown.startswith("4 receipts were pruned, from the beginning of the chain on\n")
     again = pgfence("receipts", "prune", "a", "--older-than", "2", "--json", on=database)
     assert (again.exit_code, again.document) == (0, [])
 
