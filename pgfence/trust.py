@@ -40,7 +40,7 @@ def in_force(conn: Connection) -> TrustBundle | None:
 def now_us(conn: Connection) -> int:
     """The database's clock, microseconds since the epoch."""
     return int(
-        _one(conn, "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000)::bigint")
+        _one(conn, "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000.0)::bigint")
     )
 
 

@@ -9,13 +9,16 @@ from psycopg.rows import tuple_row
 
 Connection = psycopg.Connection[Any]
 
+# Types are exact and functions qualified: else what others have put into schema public fits better.
 _GUARDS = """
-select format('%I.%I', n.nspname, c.relname), g.template, format('%I.%I', m.nspname, r.relname),
-       coalesce(g.unprotectable, g.missing)
+select pg_catalog.format('%I.%I', n.nspname, c.relname), g.template,
+       pg_catalog.format('%I.%I', m.nspname, r.relname), coalesce(g.unprotectable, g.missing)
   from pgfence.guards as g
-  join pg_class as c on c.oid = g.protected_table join pg_namespace as n on n.oid = c.relnamespace
-  join pg_class as r on r.oid = g.relation join pg_namespace as m on m.oid = r.relnamespace
- order by n.nspname, c.relname, g.relation <> g.protected_table, m.nspname, r.relname
+  join pg_catalog.pg_class as c on c.oid = g.protected_table::oid
+  join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+  join pg_catalog.pg_class as r on r.oid = g.relation::oid
+  join pg_catalog.pg_namespace as m on m.oid = r.relnamespace
+ order by n.nspname, c.relname, r.oid <> c.oid, m.nspname, r.relname
 """
 
 

@@ -23,7 +23,7 @@ _POSITION = "select * from pgfence.position(%(resource)s)"
 # The lease that was granted last and not given back, as the registry's clock has it (R38).
 _HOLDER = """
 select g.owner, g.fence_token, g.lease, g.request_id, g.granted_at, g.lease_ends_at,
-       greatest(0, extract(epoch from g.lease_ends_at - clock_timestamp()) * 1000)::bigint
+       greatest(0.0, extract(epoch from g.lease_ends_at - clock_timestamp()) * 1000.0)::bigint
            as remaining_ms,
        g.token is not null as signed
   from pgfence.fences as f

@@ -87,7 +87,8 @@ def _find(conn: Connection, table: str) -> tuple[int, str]:
     """OID and name of a table; of one that was dropped, its OID twice."""
     row = conn.execute(
         "select t.oid,"
-        " coalesce(quote_ident(n.nspname) || '.' || quote_ident(c.relname), t.oid::text)"
+        " coalesce(pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname),"
+        " t.oid::text)"
         " from (select cast(%s as regclass)::oid as oid) as t"
         " left join (pg_class as c join pg_namespace as n on n.oid = c.relnamespace)"
         " on c.oid = t.oid",
