@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from math import inf
 from typing import Any, Self, TypeVar
 
 from pgfence import errors
 from pgfence.client import protocol, segments
 from pgfence.client.acquiring import Acquired, acquire
-from pgfence.client.base import BaseLease, check_counts
+from pgfence.client.base import BaseLease, check_counts, refuse_unfinished
 from pgfence.client.database import Database
 from pgfence.client.progress import progress_bar
 from pgfence.clock import moment
@@ -37,6 +38,11 @@ def _bind(
 ) -> Callable[[Any], Awaitable[object]]:
     """The work of one item."""
     return lambda tx: work(tx, computed)
+
+
+async def _do(work: Callable[[Any], Awaitable[object]], tx: Any) -> None:
+    """Await a work function, which must be done then."""
+    refuse_unfinished(await work(tx))
 
 
 class AsyncLost:
@@ -135,7 +141,7 @@ class AsyncLease(BaseLease[AsyncSession]):
         (in shadow it is left alone).
         """
         async with self._one_at_a_time():
-            return await self._work_session.run(self._apply(payload, segment), work)
+            return await self._work_session.run(self._apply(payload, segment), partial(_do, work))
 
     async def apply_many(
         self,
@@ -151,7 +157,7 @@ class AsyncLease(BaseLease[AsyncSession]):
         async def work(tx: Any) -> None:
             for (_, function), verdict in zip(segments, verdicts, strict=True):
                 if verdict.lets_write:
-                    await function(tx)
+                    await _do(function, tx)
 
         payloads = [payload for payload, _ in segments]
         async with self._one_at_a_time():

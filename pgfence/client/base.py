@@ -4,6 +4,7 @@ Whatever must ask the database is a generator of steps, as in `protocol`; `Fence
 drive them with a thread, `AsyncFence` and `AsyncLease` with a task.
 """
 
+import inspect
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -632,6 +633,22 @@ def check_counts(**counts: int) -> None:
     for name, value in counts.items():
         if type(value) is not int or value < 1:
             raise errors.InvalidArgumentError(f"{name} must be an int from 1 on, not {value!r}")
+
+
+def refuse_unfinished(returned: object) -> None:
+    """Raise `InvalidArgumentError` if what a work function returned shows that it has not run, or
+    not to its end: the receipt would stand without its rows.
+    """
+    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
+        returned.close()
+    elif not inspect.isasyncgen(returned):
+        return
+    raise errors.InvalidArgumentError(
+        f"the work function returned a {type(returned).__name__} that nobody has run: "
+        "nothing was written",
+        hint="Give a function that is done when it returns. One that is awaited is for "
+        "pgfence.connect_async, and must itself await what it calls; none may yield.",
+    )
 
 
 def check_taking_up(request_id: str | None, continues_root: str) -> None:

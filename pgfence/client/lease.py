@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import Any, Generic, Self
 
@@ -11,7 +12,7 @@ from typing_extensions import TypeVar
 
 from pgfence.client import protocol, segments
 from pgfence.client.acquiring import Acquired, acquire
-from pgfence.client.base import BaseLease, check_counts
+from pgfence.client.base import BaseLease, check_counts, refuse_unfinished
 from pgfence.client.database import Database
 from pgfence.client.progress import progress_bar
 from pgfence.clock import moment
@@ -29,6 +30,11 @@ Tx = TypeVar("Tx", default=Connection)
 def _bind(work: Callable[[Tx, _Computed], object], computed: _Computed) -> Callable[[Tx], object]:
     """The work of one item."""
     return lambda tx: work(tx, computed)
+
+
+def _do(work: Callable[[Tx], object], tx: Tx) -> None:
+    """Call a work function, which must be done when it returns."""
+    refuse_unfinished(work(tx))
 
 
 class Lost:
@@ -128,12 +134,13 @@ class Lease(BaseLease[Session], Generic[Tx]):
 
         Raises a `RefusedError` for a refusal, whose evidence is committed first, or in its place
         `BundleSplitError` when that is why, or `AcknowledgedSegmentsLostError` when earlier
-        segments are no longer there (R47); what `work` raised, and `LeaseEndedError`: then nothing
-        was written; `MutationUnknownError` when the answer to COMMIT was lost: the same payload may
-        be applied again, and nothing else until then; what `check` raises; `PayloadError`.
+        segments are no longer there (R47); what `work` raised, `LeaseEndedError`, and
+        `InvalidArgumentError` when `work` returned a coroutine or a generator: then nothing was
+        written; `MutationUnknownError` when the answer to COMMIT was lost: the same payload may be
+        applied again, and nothing else until then; what `check` raises; `PayloadError`.
         """
         with self._one_at_a_time():
-            return self._work_session.run(self._apply(payload, segment), work)
+            return self._work_session.run(self._apply(payload, segment), partial(_do, work))
 
     def apply_many(
         self,
@@ -155,7 +162,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
         def work(tx: Tx) -> None:
             for (_, function), verdict in zip(segments, verdicts, strict=True):
                 if verdict.lets_write:
-                    function(tx)
+                    _do(function, tx)
 
         payloads = [payload for payload, _ in segments]
         with self._one_at_a_time():

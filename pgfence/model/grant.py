@@ -87,10 +87,14 @@ def operation_root(resource: str, operation_class: str, request_id: str, argumen
 
     Raises `InvalidArgumentError` for an ID that is not canonical.
     """
-    for value in (resource, operation_class, request_id):
+    for name, value in (
+        ("resource", resource),
+        ("operation", operation_class),
+        ("request_id", request_id),
+    ):
         if not is_identifier(value):
             raise InvalidArgumentError(
-                f"{value!r} is not a canonical ID",
+                f"{name} {value!r} is not a canonical ID",
                 hint="Use 1 to 255 printable ASCII characters without space, double quote or "
                 "backslash.",
                 rule="R1",

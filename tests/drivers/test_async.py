@@ -651,3 +651,24 @@ def test_a_dsn_is_what_libpq_takes(database: Database, keys: Keys, driver: Any) 
 
     with registry(database, keys):
         asyncio.run(main())
+
+
+def test_r15_work_that_has_not_run_leaves_no_receipt(
+    plain: Callable[[], Any], served: Database
+) -> None:
+    """It returns what it should have awaited."""
+
+    async def forgets(tx: Any) -> Any:
+        return write(1)(tx)
+
+    async def main() -> None:
+        async with plain() as fence, fence.hold(RESOURCE, operation="settle") as lease:
+            with pytest.raises(errors.InvalidArgumentError, match="nothing was written"):
+                await lease.apply({"page": 1}, forgets)
+            with pytest.raises(errors.InvalidArgumentError, match="nothing was written"):
+                await lease.apply_many([({"page": 1}, write(1)), ({"page": 2}, forgets)])
+            assert count(served, RECEIPTS) == 0
+            assert (await lease.apply({"page": 1}, write(1))).segment_seq == 1
+
+    asyncio.run(main())
+    assert count(served, RECEIPTS) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import psycopg
@@ -71,6 +71,35 @@ def test_work_may_use_savepoints_pipelines_and_its_own_cursors(
 
     with fence.hold(RESOURCE, operation="settle") as lease:
         lease.apply({"page": 1}, work)
+    assert receipts(database) == 1
+
+
+async def _coroutine(tx: Any) -> None:
+    tx.execute("select 1")
+
+
+def _generator(tx: Any) -> Iterator[None]:
+    yield tx.execute("select 1")
+
+
+async def _async_generator(tx: Any) -> AsyncIterator[None]:
+    yield tx.execute("select 1")
+
+
+@pytest.mark.parametrize("work", [_coroutine, _generator, _async_generator])
+def test_r15_work_that_has_not_run_leaves_no_receipt(
+    fence: pgfence.Fence, database: Database, work: Any
+) -> None:
+    """An async function given by mistake, or one that yields: calling it runs nothing of it."""
+    with fence.hold(RESOURCE, operation="settle") as lease:
+        with pytest.raises(errors.InvalidArgumentError, match="nothing was written"):
+            lease.apply({"page": 1}, work)
+        with pytest.raises(errors.InvalidArgumentError, match="nothing was written"):
+            lease.apply_many([({"page": 1}, lambda tx: tx.execute("select 1")), (2, work)])
+        with pytest.raises(errors.InvalidArgumentError, match="nothing was written"):
+            lease.map(str, [1], lambda tx, _: work(tx))
+        assert receipts(database) == 0
+        assert lease.apply({"page": 1}, lambda tx: tx.execute("select 1")).segment_seq == 1
     assert receipts(database) == 1
 
 
