@@ -25,6 +25,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from pgfence import errors, observe
+from pgfence.drivers.psycopg import in_time, read_timestamps
 from pgfence.model.outcome import Outcome
 
 Connection = psycopg.Connection[Any]
@@ -308,7 +309,9 @@ def watch(
 @contextmanager
 def connected(dsn: str) -> Iterator[Connection]:
     """A connection for rounds: what waits for a lock too long is left for the next one."""
-    with psycopg.connect(dsn, autocommit=True, application_name="pgfence reconcile") as conn:
+    parameters = in_time(dsn) | {"application_name": "pgfence reconcile"}
+    with psycopg.connect(autocommit=True, **parameters) as conn:
+        read_timestamps(conn)
         conn.execute(f"set lock_timeout = {round(_LOCK * 1000)}")
         yield conn
 

@@ -222,6 +222,19 @@ def create_login_roles(server: TestServer) -> None:
             )
 
 
+def set_for_roles(database: Database, setting: str, value: str) -> None:
+    """What a DBA sets for the login roles, in this database: new sessions begin with it."""
+    for role in LOGIN_ROLES:
+        database.watcher.execute(
+            sql.SQL("alter role {} in database {} set {} = {}").format(
+                sql.Identifier(role),
+                sql.Identifier(database.name),
+                sql.Identifier(setting),
+                sql.Literal(value),
+            )
+        )
+
+
 def quick_to_check(password: str) -> str:
     """As PostgreSQL keeps a password, but for one round of hashing instead of 4096.
 

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from pgfence import observe
 from pgfence.client.protocol import SCHEMA_VERSION
+from pgfence.drivers.psycopg import read_timestamps
 from pgfence.errors import PgfenceError, SchemaVersionError, from_sqlstate
 
 FOUND, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
@@ -98,7 +99,10 @@ def serve_metrics(where: str, handover_budget: float = observe.HANDOVER_BUDGET) 
     address, _, port = where.rpartition(":")
     if not (port.isdecimal() and int(port) < 65536):
         raise typer.BadParameter(f"{where!r} is not [ADDRESS:]PORT", param_hint="--metrics")
-    observe.serve_metrics(int(port), address or "127.0.0.1", handover_budget=handover_budget)
+    try:
+        observe.serve_metrics(int(port), address or "127.0.0.1", handover_budget=handover_budget)
+    except OSError as error:
+        raise typer.BadParameter(f"{where}: {error.strerror}", param_hint="--metrics") from error
 
 
 class _ForPeople(logging.Formatter):
@@ -118,6 +122,7 @@ def database(dsn: str, needs: str) -> Iterator[Connection]:
     """
     with psycopg.connect(dsn, autocommit=True, application_name="pgfence") as conn:
         try:
+            read_timestamps(conn)
             _check_version(conn)
             yield conn
         except psycopg.errors.InsufficientPrivilege as error:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel, RawCursor, conninfo, sql
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import tuple_row
 
 from pgfence import errors
@@ -48,6 +48,8 @@ NO_TRANSACTION = (
 )
 #: Seconds that a server gets to answer a cancellation before the connection is cut.
 CANCEL = 1.0
+#: Seconds that connecting may take for a process that is to stop when it is told to.
+CONNECT = 10
 
 
 def run(steps: Generator[_S, Any, _T], perform: Callable[[_S], object]) -> _T:
@@ -263,6 +265,22 @@ def is_pooled(conn: Connection) -> bool:
     return bool(pid != conn.info.backend_pid)
 
 
+def in_time(dsn: str) -> dict[str, Any]:
+    """Parameters for connecting: the DSN's, and a time limit where it has none.
+
+    A server may accept and stay silent; whoever waits for that does not hear a signal.
+    """
+    return {"connect_timeout": CONNECT} | conninfo.conninfo_to_dict(dsn)
+
+
+def read_timestamps(conn: Connection) -> None:
+    """Have psycopg understand the server's timestamps, whatever DateStyle the role, the database
+    or the server has by default: in some, zones are names that no client knows.
+    """
+    if not (conn.info.parameter_status("DateStyle") or "").startswith("ISO"):
+        conn.execute("set datestyle to iso")
+
+
 def run_within(conn: Connection, steps: Steps[_T]) -> _T:
     """Drive `steps` in the transaction that the caller has open on `conn`."""
     refuse_autocommit(conn)
@@ -289,7 +307,10 @@ def run_on(conn: Connection, steps: Steps[_T]) -> _T:
 
 
 def _cursor(conn: Connection) -> RawCursor[Row]:
-    return RawCursor(conn, row_factory=tuple_row)
+    cursor = RawCursor(conn, row_factory=tuple_row)
+    # As text, the server writes timestamps in the session's DateStyle.
+    cursor.format = Format.BINARY
+    return cursor
 
 
 def _round_trip(

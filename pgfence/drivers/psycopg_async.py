@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncRawCursor, IsolationLevel, conninfo, sql
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import tuple_row
 
 from pgfence.client.protocol import Batch, Failed, Left, Row, Step, Steps
@@ -186,7 +186,9 @@ async def run_within(conn: Connection, steps: Steps[_T]) -> _T:
 
 
 def _cursor(conn: Connection) -> AsyncRawCursor[Row]:
-    return AsyncRawCursor(conn, row_factory=tuple_row)
+    cursor = AsyncRawCursor(conn, row_factory=tuple_row)
+    cursor.format = Format.BINARY  # as in drivers/psycopg.py
+    return cursor
 
 
 async def _round_trip(

@@ -19,7 +19,7 @@ from psycopg import IsolationLevel
 
 from pgfence import coordinators, observe, tokens
 from pgfence.clock import monotonic
-from pgfence.drivers.psycopg import time_limit
+from pgfence.drivers.psycopg import in_time, is_pooled, read_timestamps, time_limit
 from pgfence.errors import NoWorkloadError, PgfenceError
 from pgfence.registry.issuer import Issuer
 from pgfence.registry.queries import Connection, rows
@@ -75,13 +75,14 @@ def serve(dsn: str, issuer: Issuer, stop: threading.Event) -> None:
     Refuses to start, and to go on, when the key is no valid grant key of the bundle in force
     (`TrustRefusedError`), when that bundle does not follow from the one before
     (`BundleSplitError`), when the schema is not the one it was built for (`SchemaVersionError`),
-    or when its role may not sign (`NoWorkloadError`).
+    or when its role may not sign (`NoWorkloadError`). Raises psycopg's error for what is no DSN.
     """
+    parameters = in_time(dsn)
     _event("started", kid=issuer.kid)
     pause = _FIRST_PAUSE
     while not stop.is_set():
         try:
-            with _connected(dsn, issuer) as conn:
+            with _connected(parameters, issuer) as conn:
                 pause = _FIRST_PAUSE
                 _Shift(conn, issuer).work(stop)
         except psycopg.Error as error:
@@ -95,11 +96,13 @@ def serve(dsn: str, issuer: Issuer, stop: threading.Event) -> None:
 
 
 @contextmanager
-def _connected(dsn: str, issuer: Issuer) -> Iterator[Connection]:
+def _connected(parameters: dict[str, Any], issuer: Issuer) -> Iterator[Connection]:
     """A connection on which the issuer's key counts, and which hears of decided grants."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(autocommit=True, **parameters) as conn:
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         with time_limit(conn, _ANSWER):
+            read_timestamps(conn)
+            pooled = is_pooled(conn)
             bundle, now_us = issuer.meet(conn)
             conn.execute("listen pgfence_sign")
             try:
@@ -107,9 +110,17 @@ def _connected(dsn: str, issuer: Issuer) -> Iterator[Connection]:
             except psycopg.errors.InsufficientPrivilege as error:
                 raise NoWorkloadError(
                     f"role {conn.info.user} may not sign ({error.diag.message_primary}): "
-                    f"grant pgfence_registry to {conn.info.user}"
+                    f"grant pgfence_registry to {conn.info.user}",
+                    hint=f"Run: grant pgfence_registry to {conn.info.user};",
                 ) from error
         _event("connected", kid=issuer.kid, bundle=bundle.version, audience=bundle.audience)
+        if pooled:
+            _event(
+                "a pooler is in between",
+                logging.WARNING,
+                next_step="connect directly: where it passes on no notification, a grant is signed "
+                f"up to {_LOOK} s late",
+            )
         if bundle.ends_soon(now_us):
             _event(
                 "the trust bundle ends soon",

@@ -373,6 +373,15 @@ def test_receipts_shows_the_segments_of_a_resource(pgfence: Pgfence, database: D
     assert (nothing.exit_code, nothing.out) == (0, "other has no receipts\n")
 
 
+def test_receipts_are_shown_whatever_date_style_a_dba_has_set(
+    pgfence: Pgfence, database: Database
+) -> None:
+    assert apply(database, issue(database, "worker_a", BATCH).token, 1) == "ACCEPTED"
+    support.set_for_roles(database, "datestyle", "German")
+    (said,) = pgfence("receipts", BATCH, "--json", on=database, role="auditor").document
+    assert re.match(r"\d{4}-\d{2}-\d{2}T", said["accepted_at"])
+
+
 @pytest.mark.rule("R22")
 def test_receipts_verify_finds_an_edited_receipt_and_exits_with_1(
     pgfence: Pgfence, database: Database

@@ -35,8 +35,9 @@ def test_another_schema_version_names_both_and_says_what_to_run(
 
 
 def test_a_role_that_may_not_use_pgfence_says_what_to_grant(connect: Connect) -> None:
-    with pytest.raises(errors.NoWorkloadError, match="grant pgfence_app"):
+    with pytest.raises(errors.NoWorkloadError, match="grant pgfence_app") as caught:
         connect("outsider")
+    assert "Grant it that group" in (caught.value.next_step or "")
 
 
 def test_r6_a_role_without_workload_is_told_when_it_asks(

@@ -29,7 +29,7 @@ from pgfence.drivers import psycopg_async
 from pgfence.drivers.async_session import AsyncSession
 from tests.conformance.drivers import sqlalchemy_async_engine, sqlalchemy_asyncpg_engine
 from tests.registry import registry
-from tests.support import PATIENCE, Database, Keys, wait_until
+from tests.support import PATIENCE, Database, Keys, set_for_roles, wait_until
 from tests.workers import end_lease
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -672,3 +672,19 @@ def test_r15_work_that_has_not_run_leaves_no_receipt(
 
     asyncio.run(main())
     assert count(served, RECEIPTS) == 1
+
+
+def test_any_date_style_that_a_dba_sets_will_do(
+    database: Database, keys: Keys, driver: Any
+) -> None:
+    set_for_roles(database, "datestyle", "German")
+
+    async def main() -> None:
+        async with (
+            pgfence.connect_async(database.dsn("worker_a"), driver=driver) as fence,
+            fence.hold(RESOURCE, operation="settle") as lease,
+        ):
+            assert (await lease.apply({"page": 1}, nothing)).segment_seq == 1
+
+    with registry(database, keys):
+        asyncio.run(main())

@@ -15,7 +15,7 @@ from pgfence import errors
 from pgfence.client import protocol
 from pgfence.drivers.psycopg import Session
 from tests.registry import registry
-from tests.support import PATIENCE, Database, Keys, wait_until_blocked
+from tests.support import PATIENCE, Database, Keys, set_for_roles, wait_until_blocked
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -208,3 +208,22 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(database: Databas
     blocker.rollback()
     thread.join(PATIENCE)
     session.close()
+
+
+@pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres, MDY"])
+def test_any_date_style_that_a_dba_sets_will_do(database: Database, keys: Keys, style: str) -> None:
+    """psycopg itself reads no timestamp but in ISO, as its own cursor shows here."""
+    set_for_roles(database, "datestyle", style)
+    with (
+        registry(database, keys),
+        pgfence.connect(database.dsn("worker_a")) as fence,
+        fence.hold(RESOURCE, operation="settle") as lease,
+        database.connect("worker_a") as conn,
+    ):
+        accepted = lease.apply({"page": 1}, lambda tx: tx.execute("select 1")).accepted_at
+        with conn.transaction():
+            verdict = fence.apply(conn, lease, 2, {"page": 2})
+        assert verdict.accepted_at is not None
+        assert verdict.accepted_at >= accepted
+        with pytest.raises(NotImplementedError, match="DateStyle"):
+            conn.execute("select now()").fetchone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,12 +17,24 @@ import pytest
 
 import pgfence
 from pgfence import errors, tokens
+from pgfence.drivers import psycopg as driver
 from pgfence.registry import serve
 from pgfence.registry.issuer import Issuer
 from tests import rotation_cases as rotation
 from tests.faults.conftest import RESOURCE
+from tests.pgbouncer import Pooler
 from tests.registry import registry_process
-from tests.support import PATIENCE, Database, Keys, free_ports, make_bundle, rotate, wait_until
+from tests.support import (
+    PATIENCE,
+    Database,
+    Keys,
+    free_ports,
+    make_bundle,
+    rotate,
+    set_for_roles,
+    wait_until,
+)
+from tests.workers import in_background
 
 GRANTS = "select fence_token, token is not null from pgfence_registry.grants order by fence_token"
 
@@ -212,9 +225,65 @@ def test_a_message_that_is_no_grant_is_not_signed_and_holds_nobody_up(
 def test_a_process_whose_role_may_not_sign_says_which_grant_is_missing(
     database: Database, keys: Keys
 ) -> None:
-    issuer = Issuer(keys.grant)
-    with pytest.raises(errors.NoWorkloadError, match="grant pgfence_registry to worker_a"):
-        serve.serve(database.dsn("worker_a"), issuer, threading.Event())
+    to_grant = "grant pgfence_registry to worker_a"
+    with pytest.raises(errors.NoWorkloadError, match=to_grant) as caught:
+        serve.serve(database.dsn("worker_a"), Issuer(keys.grant), threading.Event())
+    assert caught.value.next_step == f"Run: {to_grant};"
+
+
+def test_what_is_no_dsn_is_an_error_and_not_tried_for_ever(keys: Keys) -> None:
+    stopped = threading.Event()
+    stopped.set()  # it would end here without a word
+    with pytest.raises(psycopg.ProgrammingError, match="connection info string"):
+        serve.serve("billing on db-1", Issuer(keys.grant), stopped)
+
+
+def test_a_registry_stops_also_while_a_server_accepts_and_is_silent(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libpq would wait for two minutes, and nobody hears a signal meanwhile."""
+    monkeypatch.setattr(driver, "CONNECT", 2)
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dsn = f"host=127.0.0.1 port={listener.getsockname()[1]}"
+        serving = in_background(lambda: serve.serve(dsn, Issuer(keys.grant), stop))
+        silent, _ = listener.accept()
+        with silent:
+            stop.set()
+            serving.result(PATIENCE)
+
+
+def test_a_registry_behind_a_pooler_says_that_it_should_not_be(
+    database: Database, pooler: Pooler, key_file: Path, tmp_path: Path
+) -> None:
+    """Negative control: directly it does not."""
+    direct = database.dsn("registry")
+    for number, (dsn, warnings) in enumerate([(direct, 0), (pooler.dsn(direct), 1)]):
+        with registry_process(dsn, key_file, tmp_path / f"{number}.log") as process:
+            assert Waiting(database).join() == [number + 1]
+            assert len(process.events("a pooler is in between")) == warnings
+
+
+def test_a_registry_signs_whatever_date_style_a_dba_has_set(
+    database: Database, key_file: Path, tmp_path: Path
+) -> None:
+    set_for_roles(database, "datestyle", "German")
+    with registry_process(database.dsn("registry"), key_file, tmp_path / "log"):
+        assert Waiting(database).join() == [1]
+
+
+def test_a_port_for_metrics_that_is_taken_is_named(database: Database, key_file: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-c", "from pgfence.cli import main; main()", "registry", "serve",
+             "--key", key_file, "--metrics", port],
+            env=os.environ | {"PGFENCE_DSN": database.dsn("registry")},
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert f"{port}: Address already in use" in ended.stderr
 
 
 def test_a_registry_answers_metrics_with_the_handovers_of_its_database(

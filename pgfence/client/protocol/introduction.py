@@ -78,7 +78,9 @@ def introduce(clock: Clock, bundle_digest: str | None = None) -> Steps[Introduct
         if failed.sqlstate == _NOT_ALLOWED:
             raise errors.NoWorkloadError(
                 f"this login role may not use pgfence ({failed.message}): grant pgfence_app to a "
-                "worker's role, pgfence_registry to that of a registry process"
+                "worker's role, pgfence_registry to that of a registry process",
+                hint="Grant it that group; a worker's role also needs `pgfence workload add NAME "
+                "--role ROLE`.",
             ) from failed.__cause__
         failed.rethrow()
     found = versions[0][0]

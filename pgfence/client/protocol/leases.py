@@ -111,7 +111,8 @@ class Answer(NamedTuple):
             Verdict(
                 "NOT_HELD",
                 reason=self.state,
-                explanation=f"the registry says that request {self.request_id} is {self.state}",
+                explanation=f"the registry says that request {self.request_id} is {self.state}; "
+                "a request ID is granted once",
                 resource=self.resource,
                 fence_token=self.fence_token,
             )
