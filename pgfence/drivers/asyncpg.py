@@ -16,7 +16,7 @@ from psycopg import conninfo
 from pgfence import errors
 from pgfence.client.protocol import Batch, Failed, Left, Row, Step, Steps
 from pgfence.drivers.async_session import AsyncSession, drive
-from pgfence.drivers.psycopg import CANCEL, NO_TRANSACTION
+from pgfence.drivers.psycopg import CANCEL, NO_TRANSACTION, STANDBY
 
 #: An `asyncpg.Connection` or a pool's proxy of one; asyncpg has no types to tell.
 Connection: TypeAlias = Any
@@ -207,6 +207,8 @@ class Session(AsyncSession):
 
 async def _is_pooled(conn: Connection) -> bool:
     """As `is_pooled` in drivers/psycopg.py, and without preparing anything."""
+    if await conn.execute("select where pg_catalog.pg_is_in_recovery()") != "SELECT 0":
+        raise asyncpg.CannotConnectNowError(STANDBY)
     pid = conn.get_server_pid()
     answer = await conn.execute(f"select where pg_catalog.pg_backend_pid() <> {pid:d}")
     return bool(answer != "SELECT 0")

@@ -46,8 +46,15 @@ NO_TRANSACTION = (
     "the connection is in autocommit and no transaction is open: "
     "an admission would end with the call"
 )
+#: Why a connection is given up and tried again: after a failover it may lead to another server.
+STANDBY = (
+    "this server is a standby, which takes no writes: with several hosts in the DSN, give "
+    "target_session_attrs=read-write"
+)
 #: Seconds that a server gets to answer a cancellation before the connection is cut.
 CANCEL = 1.0
+#: What a new connection is asked.
+WHO_ANSWERS = "select pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery()"
 #: Seconds that connecting may take for a process that is to stop when it is told to.
 CONNECT = 10
 
@@ -260,8 +267,12 @@ class Session:
 def is_pooled(conn: Connection) -> bool:
     """Whether a pooler stands before the server: it hands out process IDs that it made up, since
     the server's may be another one in each transaction.
+
+    Raises psycopg's OperationalError for a standby.
     """
-    ((pid,),) = RawCursor(conn, row_factory=tuple_row).execute("select pg_catalog.pg_backend_pid()")
+    ((pid, standby),) = _cursor(conn).execute(WHO_ANSWERS)
+    if standby:
+        raise psycopg.OperationalError(STANDBY)
     return bool(pid != conn.info.backend_pid)
 
 

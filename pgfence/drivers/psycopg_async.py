@@ -13,7 +13,16 @@ from psycopg.rows import tuple_row
 
 from pgfence.client.protocol import Batch, Failed, Left, Row, Step, Steps
 from pgfence.drivers.async_session import AsyncSession, drive, uncut
-from pgfence.drivers.psycopg import CANCEL, LEFT, cut, interrupt_in, refuse_autocommit, report
+from pgfence.drivers.psycopg import (
+    CANCEL,
+    LEFT,
+    STANDBY,
+    WHO_ANSWERS,
+    cut,
+    interrupt_in,
+    refuse_autocommit,
+    report,
+)
 
 Connection = psycopg.AsyncConnection[Any]
 _T = TypeVar("_T")
@@ -167,8 +176,11 @@ def _close_unused(connecting: asyncio.Task[Connection]) -> None:
 
 async def _is_pooled(conn: Connection) -> bool:
     """As `is_pooled` in drivers/psycopg.py."""
-    cursor = await _cursor(conn).execute("select pg_catalog.pg_backend_pid()")
-    return await cursor.fetchall() != [(conn.info.backend_pid,)]
+    cursor = await _cursor(conn).execute(WHO_ANSWERS)
+    ((pid, standby),) = await cursor.fetchall()
+    if standby:
+        raise psycopg.OperationalError(STANDBY)
+    return bool(pid != conn.info.backend_pid)
 
 
 async def run_within(conn: Connection, steps: Steps[_T]) -> _T:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Literal
 
+import psycopg
 import pytest
 
 import pgfence
@@ -15,12 +17,15 @@ from tests.support import PATIENCE, Database, Keys, TestServer
 RESOURCE = "invoice-batch/2026-07-19"
 
 
-def either(*servers: Copy) -> Database:
-    """The database on whichever of the servers takes writes, as libpq finds it."""
+def either(*servers: Copy, attributes: str = "read-write") -> Database:
+    """The database on whichever of the servers takes writes, as libpq finds it.
+
+    attributes: `any` to take the first that answers.
+    """
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
     password = servers[0].password
     return Database(
-        TestServer(f"postgresql://postgres:{password}@{hosts}/?target_session_attrs=read-write"),
+        TestServer(f"postgresql://postgres:{password}@{hosts}/?target_session_attrs={attributes}"),
         DATABASE,
     )
 
@@ -187,4 +192,35 @@ def test_r47_a_map_is_told_and_does_again_what_was_lost_when_that_is_accepted(
     assert sorted(computed) == [1, 2, 3, 4, 5, 5, 6, 6, 7, 8]
     assert standby.execute("select count(distinct segment) from ledger") == 8
     assert standby.execute("select count(*) from ledger") == 8
+    database.close()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_r39_who_gets_to_a_standby_in_a_failover_tries_again_and_is_told_so(
+    primary: Copy, standby: Standby, keys: Keys, driver: Literal["psycopg", "asyncpg"]
+) -> None:
+    """A connection that led to a standby is not kept: it would lead there for good."""
+    dsn = standby.database.dsn("worker_a")
+    standby.catch_up()
+    with pytest.raises(psycopg.OperationalError, match="this server is a standby"):
+        pgfence.connect(dsn)
+
+    async def hold(fence: pgfence.AsyncFence, timeout: float) -> int:
+        async with fence.hold(RESOURCE, operation="settle", ttl=120, timeout=timeout) as lease:
+            return lease.fence_token
+
+    async def main() -> None:
+        hosts = either(primary, standby, attributes="any").dsn("worker_a")
+        async with pgfence.connect_async(hosts, driver=driver) as fence:
+            assert await hold(fence, PATIENCE) == 1
+            standby.catch_up()
+            primary.stop("immediate")
+            with pytest.raises(errors.AcquireTimeoutError, match="this server is a standby"):
+                await hold(fence, 0.5)
+            standby.promote()
+            assert await hold(fence, PATIENCE) > 2**32
+
+    database = either(primary, standby)
+    with registry(database, keys):
+        asyncio.run(main())
     database.close()
