@@ -1065,17 +1065,26 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "SCHEMA_CREATE",
         WARNING,
-        "An application role, or everybody, may create objects in schema public or in that of a protected "
-        "table. A function or operator put there may be taken for the one that a statement of an owner's means, "
-        "and runs in its admitted transaction. Before PostgreSQL 15 everybody may, unless it is revoked.",
+        "An application role, or everybody, may create objects in schema public, in that of a protected table, or "
+        "in one that a role's or the database's `search_path` names. A function or operator put there may be taken for "
+        "the one that a statement of an owner's means, and runs in its admitted transaction. In schema public everybody "
+        "may before PostgreSQL 15, unless it is revoked.",
         f"""
         with {_APPLICATION}
         select n.nspname::text as object, {_GRANTEE} as grantee,
                format('revoke create on schema %I from %s cascade;', n.nspname, {_GRANTEE}) as mend
           from pg_namespace as n cross join aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) as a
          where a.privilege_type = 'CREATE' and a.grantee <> n.nspowner and {_FOR_APPLICATIONS}
-           and (n.nspname = 'public' or exists (
-                select from pgfence.guards as g join pg_class as c on c.oid = g.relation where c.relnamespace = n.oid))
+           and (n.nspname = 'public'
+                or exists (select from application as x where x.rolname = n.nspname and x.oid <> a.grantee)
+                or exists (select from pgfence.guards as g join pg_class as c on c.oid = g.relation
+                            where c.relnamespace = n.oid)
+                or exists (
+                    select from pg_db_role_setting as s cross join unnest(s.setconfig) as p
+                     cross join regexp_split_to_table(split_part(p, '=', 2), ',') as name
+                     where p like 'search_path=%' and btrim(name, ' "') = n.nspname
+                       and (s.setdatabase = 0 or s.setdatabase in (
+                            select d.oid from pg_database as d where d.datname = current_database()))))
         """,
         "{grantee} may create objects in schema {object}",
         ("{mend}",),

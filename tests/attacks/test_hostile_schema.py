@@ -8,11 +8,12 @@ pgfence_owner among others. Whatever fits better than PostgreSQL's own is called
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
 
-from pgfence import trust
+from pgfence import install, trust
 from tests.cli.conftest import Pgfence, command_line
 from tests.guarded import BATCH, DAY, Writer, make_table, protect, refused, run
 from tests.support import Database
@@ -74,12 +75,15 @@ FUNCTIONS = {
 def hostile(database: Database) -> Database:
     """worker_b has put what it could think of into schema public; whoever calls it hears so."""
     run(database.connect(), "grant create on schema public to public")
-    attacker = database.connect("worker_b")
+    plant(database.connect("worker_b"))
+    return database
+
+
+def plant(attacker: psycopg.Connection[Any]) -> None:
     run(attacker, PLANT_OPERATORS)
     for name, signatures in FUNCTIONS.items():
         for types in signatures:
             run(attacker, f"create function public.{name}({types}) returns text {HOSTILE}")
-    return database
 
 
 @pytest.fixture
@@ -106,7 +110,7 @@ COMMANDS = [
 
 
 def test_r27_no_command_calls_what_others_put_into_schema_public(
-    hostile: Database, owner: psycopg.Connection[object], writer: Writer, pgfence: Pgfence
+    hostile: Database, owner: psycopg.Connection[Any], writer: Writer, pgfence: Pgfence
 ) -> None:
     make_table(owner, "invoices", "plain")
     protect(owner, "invoices")
@@ -134,3 +138,12 @@ def test_r27_no_command_calls_what_others_put_into_schema_public(
         said = pgfence(*words, on=hostile, role=role)
         assert said.exit_code == 0, (words, said)
     assert trust.now_us(hostile.connect("registry")) > 0
+
+
+def test_r27_installing_calls_nothing_of_it_either(empty_database: Database) -> None:
+    run(empty_database.connect(), "grant create on schema public to public")
+    plant(empty_database.connect("worker_b"))
+    with refused("PFX01"):
+        run(empty_database.connect("dba"), "select 2.5 * 1000000")
+    assert install.migrate(empty_database.dsn("dba")).before is None
+    assert install.migrate(empty_database.dsn("dba")).before == install.head()
