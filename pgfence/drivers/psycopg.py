@@ -335,7 +335,7 @@ def _round_trip(
     cursors: one for each call. `transaction` begins in the same round trip, and ends in it unless
     the batch leaves it open. psycopg prepares the calls as the connection's owner wishes.
     """
-    handled = sys.exception()
+    handled, before = sys.exception(), conn.pgconn.pipeline_status
     try:
         with conn.pipeline():
             if transaction is not None:
@@ -347,6 +347,8 @@ def _round_trip(
     except BaseException as error:
         interrupt = interrupt_in(error, handled)
         if interrupt is None:
+            if conn.pgconn.pipeline_status != before:
+                conn.close()  # a session that the server ends, for instance: no way out of it
             raise
         conn.close()
         raise interrupt from None

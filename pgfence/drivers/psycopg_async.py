@@ -210,7 +210,7 @@ async def _round_trip(
     transaction: psycopg.AsyncTransaction | None = None,
 ) -> list[list[Row]]:
     """Send the calls of a batch together; as its namesake in drivers/psycopg.py."""
-    handled = sys.exception()
+    handled, before = sys.exception(), conn.pgconn.pipeline_status
     try:
         async with conn.pipeline():
             if transaction is not None:
@@ -222,6 +222,8 @@ async def _round_trip(
     except BaseException as error:
         interrupt = interrupt_in(error, handled)
         if interrupt is None:
+            if conn.pgconn.pipeline_status != before:
+                conn.pgconn.finish()
             raise
         conn.pgconn.finish()
         raise interrupt from None

@@ -227,3 +227,19 @@ def test_any_date_style_that_a_dba_sets_will_do(database: Database, keys: Keys, 
         assert verdict.accepted_at >= accepted
         with pytest.raises(NotImplementedError, match="DateStyle"):
             conn.execute("select now()").fetchone()
+
+
+def test_a_connection_that_is_stuck_in_its_pipeline_is_lost(database: Database) -> None:
+    """As after a session that the server ended, and here by a COPY, which psycopg cannot undo."""
+
+    def steps() -> protocol.Steps[Any]:
+        with pytest.raises(protocol.Failed) as caught:
+            yield protocol.Batch((protocol.Call("copy (select 1) to stdout"),))
+        assert caught.value.lost
+        yield protocol.Reopen()
+        (rows,) = yield protocol.Batch((protocol.Call("select 1"),))
+        return rows
+
+    session = Session(database.dsn("worker_a"), prepare_threshold=None)
+    assert session.run(steps()) == [(1,)]
+    session.close()
