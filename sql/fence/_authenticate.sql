@@ -10,10 +10,9 @@ declare
     v_message text;
     v_check pgfence._token_check;
 begin
-    select c.audience, c.version, b.version, b.lowest_epoch
-      into v_known.audience, v_known.configuration_version, v_known.bundle_version, v_known.lowest_epoch
-      from pgfence.configuration as c left join pgfence.trust_bundles as b
-        on b.version = (select max(l.version) from pgfence.trust_bundles as l);
+    select c.audience, c.version, (select max(b.version) from pgfence.trust_bundles as b)
+      into v_known.audience, v_known.configuration_version, v_known.bundle_version
+      from pgfence.configuration as c;
     v_known.token_digest := pg_catalog.sha256(pg_catalog.convert_to(p_grant, 'UTF8'));
 
     select o.grant_message, o.grant_digest, o.key_expires_at

@@ -6,9 +6,13 @@ language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_body constant bytea := pgfence._base64url_decode(pg_catalog.split_part(p_token, '.', 3));
+    v_body bytea;
 begin
-    if pg_catalog.octet_length(p_token) > 8192 or (pg_catalog.length(v_body) > 64) is not true then
+    if pg_catalog.octet_length(p_token) > 8192 then
+        return null;
+    end if;
+    v_body := pgfence._base64url_decode(pg_catalog.split_part(p_token, '.', 3));
+    if (pg_catalog.length(v_body) > 64) is not true then
         return null;
     end if;
     return (pgfence._parse_grant(pg_catalog.encode(

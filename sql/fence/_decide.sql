@@ -22,7 +22,6 @@ declare
     v_lease record;
     v_locked_until timestamptz;
     v_receipt pgfence.receipts;
-    v_lowest_epoch bigint;
     v_step bigint;
     v_next_segment bigint;
     v_refused text;
@@ -90,11 +89,10 @@ begin
         end loop;
 
         -- R7: is the epoch still good, and is this the database that was guarded?
-        v_lowest_epoch := greatest(v_known.lowest_epoch, v_configuration.epoch_floor);
-        if v_grant.issuer_epoch < v_lowest_epoch then
+        if v_grant.issuer_epoch < v_configuration.epoch_floor then
             v_refused := 'REVOKED_EPOCH';
             v_explanation := pg_catalog.format('issuer epoch %s has been revoked, the lowest good one is %s: acquire the resource again',
-                v_grant.issuer_epoch, v_lowest_epoch);
+                v_grant.issuer_epoch, v_configuration.epoch_floor);
             exit rules;
         end if;
         if not pgfence._is_recorded_database(v_configuration) then

@@ -10,7 +10,6 @@ create type pgfence._authentication as (
     bundle_version        bigint,
     remembered            boolean,
     audience              text,
-    lowest_epoch          bigint,
     configuration_version bigint
 );
 -- next statement

@@ -38,7 +38,7 @@ comment on column pgfence.configuration.issuer_epoch is
     'Epoch that new grants carry; never below the bundle''s lowest epoch.';
 -- next statement
 comment on column pgfence.configuration.epoch_floor is
-    'Grants of a lower epoch are refused; raised when this database turns out to be a copy (R39).';
+    'Grants of a lower epoch are refused; never below the bundle''s lowest epoch, and raised when this database turns out to be a copy (R7, R39).';
 -- next statement
 comment on column pgfence.configuration.fence_base is
     'New fence tokens lie above it; raised by a random step when this database is a copy (R39).';
