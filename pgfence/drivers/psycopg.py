@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel, RawCursor, conninfo, sql
-from psycopg.pq import Format, TransactionStatus
+from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from pgfence import errors
@@ -344,6 +344,8 @@ def _round_trip(
                 cursor.execute(call.sql, call.parameters)
             if transaction is not None and not batch.begin:
                 transaction.__exit__(None, None, None)
+        if idling_is_not_timed(conn):
+            _cursor(conn).execute("")
     except BaseException as error:
         interrupt = interrupt_in(error, handled)
         if interrupt is None:
@@ -353,6 +355,19 @@ def _round_trip(
         conn.close()
         raise interrupt from None
     return [cursor.fetchall() for cursor in cursors]
+
+
+def idling_is_not_timed(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether the server has yet to be made to time how long this transaction idles (R20).
+
+    psycopg ends a pipeline with a Flush, and that stops the server's timer for now.
+    From PostgreSQL 17 on there is one for the whole transaction.
+    """
+    return (
+        conn.info.server_version < 170_000
+        and conn.info.transaction_status == TransactionStatus.INTRANS
+        and conn.info.pipeline_status == PipelineStatus.OFF
+    )
 
 
 def interrupt_in(error: BaseException, handled: BaseException | None) -> BaseException | None:

@@ -19,6 +19,7 @@ from pgfence.drivers.psycopg import (
     STANDBY,
     WHO_ANSWERS,
     cut,
+    idling_is_not_timed,
     interrupt_in,
     refuse_autocommit,
     report,
@@ -219,6 +220,8 @@ async def _round_trip(
                 await cursor.execute(call.sql, call.parameters)
             if transaction is not None and not batch.begin:
                 await transaction.__aexit__(None, None, None)
+        if idling_is_not_timed(conn):
+            await _cursor(conn).execute("")
     except BaseException as error:
         interrupt = interrupt_in(error, handled)
         if interrupt is None:

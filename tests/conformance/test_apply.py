@@ -12,9 +12,13 @@ from pgfence.client.protocol import Failed
 from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import Driver, Execute
 from tests.proxy import proxy_to
-from tests.support import PATIENCE, Database
+from tests.support import PATIENCE, Database, wait_until
 
 RECEIPTS = "select count(*) from pgfence.receipts"
+OPEN = (
+    "select count(*) from pg_stat_activity"
+    " where usename = 'worker_a' and datname = current_database() and backend_xid is not null"
+)
 
 
 def settle(*ids: int, state: str = "settled") -> Any:
@@ -175,6 +179,22 @@ def test_r19_a_lease_that_ends_while_work_runs_is_not_committed(
         assert states(served)[1] == "open"
         lease.wait_held(PATIENCE)
         assert lease.apply({"page": 1}, settle(1)).segment_seq == 1
+
+
+def test_r20_the_server_ends_an_owner_that_stops_before_its_first_statement(
+    connect: Connect, served: Database
+) -> None:
+    """Before PostgreSQL 17 its timer for idling is all there is: no driver may have stopped it."""
+
+    def stops(_: Execute) -> None:
+        wait_until(lambda: count(served, OPEN) == 1, "the segment is open")
+        wait_until(lambda: count(served, OPEN) == 0, "the server has ended the session")
+
+    with connect().hold(RESOURCE, operation="settle", ttl=2.0) as lease:
+        # Through a pooler it hears of a lost connection, and no more.
+        with pytest.raises((errors.LeaseEndedError, errors.MutationUnknownError)):
+            lease.apply({"page": 1}, stops)
+        assert count(served, RECEIPTS) == 0
 
 
 def test_r44_the_acknowledgement_lost_five_times_gives_one_row_and_the_same_receipt(
