@@ -74,6 +74,13 @@ BUGS = {
         "if false\n           and exists",
         "tests/sql/test_verdicts.py::test_r11_root_that_was_used_under_an_earlier_fence_is_refused",
     ),
+    "a segment is replayed by an old snapshot": Bug(
+        "fence/_decide.sql",
+        "perform pgfence._refuse_old_snapshot();",
+        "null;",
+        "tests/sql/test_time.py"
+        "::test_r9_nor_is_a_segment_replayed_by_a_policy_that_is_no_longer_in_force[serializable]",
+    ),
     "a fence is good for another grant": Bug(
         "fence/_decide.sql",
         "and v_digest <> v_highest.grant_digest then",

@@ -373,6 +373,22 @@ def test_r9_change_of_policy_or_workload_after_the_snapshot_ends_in_40001(
         assert worker.apply(held.token, 1).verdict == "ACCEPTED"
 
 
+@pytest.mark.parametrize("level", SNAPSHOT_LEVELS)
+def test_r9_nor_is_a_segment_replayed_by_a_policy_that_is_no_longer_in_force(
+    worker: Worker, database: Database, level: str
+) -> None:
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    worker.conn.execute(f"begin isolation level {level}")
+    worker.conn.execute("select count(*) from pg_class")
+    as_owner(database, "select pgfence.set_policy('invoice-batch/', null)")
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        worker.apply(held.token, 1)
+    worker.conn.execute("rollback")
+    with worker.transaction(level):
+        assert worker.apply(held.token, 1).verdict == "STALE_POLICY"
+
+
 def test_r9_bundle_that_changes_while_the_call_waits_is_the_one_that_counts(
     worker: Worker, database: Database, observer: psycopg.Connection[Any]
 ) -> None:
