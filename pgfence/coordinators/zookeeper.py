@@ -61,12 +61,12 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     ZooKeeper 3.8 keeps a connection open, and never answers on it, when it came while it started.
     """
 
-    def __init__(self, longest: float) -> None:
+    def __init__(self, longest: Callable[[], float]) -> None:
         super().__init__()
-        self.longest = longest
+        self._longest = longest
 
     def create_connection(self, *arguments: Any, timeout: float, **more: Any) -> Any:
-        return super().create_connection(*arguments, timeout=min(timeout, self.longest), **more)
+        return super().create_connection(*arguments, timeout=min(timeout, self._longest()), **more)
 
 
 class Connection:
@@ -81,11 +81,15 @@ class Connection:
         self._client = KazooClient(
             hosts=_hosts(url),
             timeout=ttl,
-            handler=_Handler(min(_CONNECT, ttl / 4)),
+            handler=_Handler(self._longest),
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
         )
         self._watch_handshakes()
         self.listen = self._client.add_listener
+
+    def _longest(self) -> float:
+        """Seconds that one server gets before the next one is tried."""
+        return min(_CONNECT, self.ttl / 4)
 
     def _watch_handshakes(self) -> None:
         # kazoo would give one server that accepts and stays silent as long as the session lasts.
@@ -94,7 +98,7 @@ class Connection:
         invoke, connect = handler._invoke, handler._connect
 
         def ask(timeout: float, *arguments: Any, **more: Any) -> Any:
-            return invoke(min(timeout, self._client.handler.longest), *arguments, **more)
+            return invoke(min(timeout, self._longest()), *arguments, **more)
 
         def negotiate(*arguments: Any) -> tuple[float, float]:
             read_timeout, connect_timeout = connect(*arguments)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from pgfence import coordinators
-from pgfence.coordinators import etcd
+from pgfence.coordinators import etcd, zookeeper
 from pgfence.coordinators.protocol import directory
 from pgfence.errors import InvalidArgumentError, LockServiceError
+from tests.support import PATIENCE
+from tests.workers import in_background
 
 
 @pytest.mark.parametrize(
@@ -80,3 +84,18 @@ def test_each_version_of_etcd_is_understood_when_it_refuses(says: str) -> None:
 def test_what_is_no_answer_of_etcd_leads_to_the_next_member(says: str) -> None:
     with pytest.raises(LockServiceError, match="no answer of etcd"):
         etcd._read(says)
+
+
+def test_r42_server_that_takes_no_connection_is_left_for_another_one_in_time() -> None:
+    """kazoo would try to connect for as long as the session lasts: ten minutes here."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
+        for _ in range(2):  # what waits to be accepted; the next one hears nothing
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        connection = zookeeper.Connection("zookeeper://localhost:1", ttl=2.0)
+        handler = connection._client.handler
+        connecting = in_background(
+            lambda: handler.create_connection(full.getsockname(), timeout=600)
+        )
+        assert isinstance(connecting.exception(PATIENCE), OSError)

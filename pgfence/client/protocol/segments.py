@@ -35,6 +35,8 @@ _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
 _LOST_IN_WORK = "the lease was lost while the work function ran: nothing was written"
 #: One statement, so that the look costs no round trip with a driver that has no pipeline (R54).
 _LOOK_AND_APPLY = "select * from pgfence_registry.look($4), pgfence.fenced_apply($1, $2, $3)"
+#: Columns of the first of the two.
+_LOOK = len(Answer._fields) - 1
 
 
 class Proof(NamedTuple):
@@ -60,10 +62,6 @@ class Segment(NamedTuple):
     payload_digest: str
     #: None where the registry is in this database and can be looked at.
     proof: Proof | None = None
-
-
-#: Columns of the first of the two.
-_LOOK = len(Answer._fields) - 1
 
 
 def _calls(segments: Sequence[Segment]) -> tuple[Call, ...]:
