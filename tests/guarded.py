@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support import Database, Keys
+from tests.support import Database, Keys, wait_until
 from tests.workers import Worker
 
 DAY, NEXT_DAY, LATER_DAY = "2026-07-19", "2026-07-20", "2026-07-21"
@@ -104,6 +104,33 @@ def attach_later(owner: psycopg.Connection[Any], name: str) -> None:
 
 def protect(owner: psycopg.Connection[Any], table: str, template: str = TEMPLATE) -> None:
     owner.execute("select pgfence.protect(%s, %s)", [table, template])
+
+
+def drop_subscription(
+    subscriber: psycopg.Connection[Any], origin: psycopg.Connection[Any], name: str
+) -> None:
+    """End a subscription of this server to itself, and drop every slot in the origin's database.
+
+    DROP SUBSCRIPTION waits at the origin for a copy that is under way, and a copy that begins waits
+    for every transaction of its server. Where both are one server each may wait for the other, for
+    ever, and nothing finds the deadlock: so nothing may be under way.
+    """
+    run(subscriber, f"alter subscription {name} disable")
+    run(subscriber, f"alter subscription {name} set (slot_name = none)")
+    workers = (
+        "select from pg_stat_activity where datname = current_database()"
+        " and backend_type like 'logical replication%worker'"
+    )
+    slots = "from pg_replication_slots where database = current_database()"
+    wait_until(
+        lambda: (
+            run(subscriber, workers).rowcount == 0
+            and run(origin, f"select {slots} and active").rowcount == 0
+        ),
+        "nothing is copied or applied",
+    )
+    run(subscriber, f"drop subscription {name}")
+    run(origin, f"select pg_drop_replication_slot(slot_name) {slots}")
 
 
 def open_invoices(database: Database) -> None:

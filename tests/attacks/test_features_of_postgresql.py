@@ -14,6 +14,7 @@ from tests.guarded import (
     NEXT_BATCH,
     NEXT_DAY,
     Writer,
+    drop_subscription,
     make_table,
     protect,
     refused,
@@ -534,20 +535,6 @@ def test_r23_first_copy_of_a_subscription_is_refused(
             )
             assert rows(owner) == before
         finally:
-            run(subscriber, f"alter subscription {name} disable")
-            run(subscriber, f"alter subscription {name} set (slot_name = none)")
-            run(subscriber, f"drop subscription {name}")
+            drop_subscription(subscriber, origin, name)
     finally:
-        with psycopg.connect(source.dsn(), autocommit=True) as conn:
-
-            def free() -> bool:
-                run(
-                    conn,
-                    "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-                    " where database = current_database() and not active",
-                )
-                left = "select from pg_replication_slots where database = current_database()"
-                return run(conn, left).rowcount == 0
-
-            wait_until(free, "the slots are gone")
         source.drop()

@@ -23,6 +23,7 @@ from tests.guarded import (
     NEXT_DAY,
     Writer,
     attach_later,
+    drop_subscription,
     make_table,
     protect,
     refused,
@@ -556,21 +557,7 @@ def test_r23_logical_replication_applies_nothing(
             )
             assert tables.rows() == before
         finally:
-            run(subscriber, f"alter subscription {name} disable")
-            run(subscriber, f"alter subscription {name} set (slot_name = none)")
-            run(subscriber, f"drop subscription {name}")
-            wait_until(
-                lambda: (
-                    run(
-                        origin,
-                        "select from pg_replication_slots"
-                        f" where slot_name = '{name}' and not active",
-                    ).rowcount
-                    == 1
-                ),
-                "the slot is free",
-            )
-            run(origin, f"select pg_drop_replication_slot('{name}')")
+            drop_subscription(subscriber, origin, name)
     finally:
         source.drop()
 
