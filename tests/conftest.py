@@ -29,6 +29,7 @@ _SETTINGS: dict[str, str | int] = {
     "max_connections": 100,
     "max_prepared_transactions": 20,
     "wal_level": "logical",
+    "wal_retrieve_retry_interval": "100ms",
     "log_line_prefix": "%m [%p] %q%u@%d ",
 }
 _numbers = itertools.count(1)
