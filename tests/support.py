@@ -7,12 +7,13 @@ import hmac
 import itertools
 import json
 import os
+import random
 import shutil
 import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -76,12 +77,27 @@ def programs_under_test() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of loopback that nobody listens on."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
+    """So many ports of loopback that nobody listens on, and that are ours until this process ends.
+
+    They are from below those that a system gives to whoever wants any, or one might be given away
+    before the server for which it was chosen has bound it, or while that server is restarted. From
+    other processes of the tests a UDP socket of the same number keeps it, which nobody uses.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with suppress(OSError), ExitStack() as stack:
+            mark = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+            mark.bind(("127.0.0.1", port))
+            socket.create_server(("127.0.0.1", port)).close()
+            _marks.append(mark)
+            stack.pop_all()
+            ports.append(port)
     return ports
+
+
+#: What keeps the ports that `free_ports` has given out.
+_marks: list[socket.socket] = []
 
 
 def listens(port: int) -> bool:

@@ -72,7 +72,9 @@ def test_the_server_never_runs_as_root(running: embedded.Server) -> None:
 
 
 def test_data_and_port_stay_over_stop_and_start(bin_dir: Path) -> None:
-    with embedded.Server(bin_dir, parent=support.fast_folder()) as server:
+    server = embedded.Server(bin_dir, parent=support.fast_folder())
+    (server.port,) = support.free_ports(1)  # nobody takes it while the server is down
+    with server:
         port = server.port
         with psycopg.connect(server.dsn()) as conn:
             conn.execute("create table kept ()")

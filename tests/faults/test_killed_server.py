@@ -39,6 +39,7 @@ from tests.support import (
     create_guarded_database,
     create_login_roles,
     fast_folder,
+    free_ports,
     unavailable,
     wait_until,
 )
@@ -81,12 +82,14 @@ class Book:
 def running(bin_dir: Path) -> Iterator[embedded.Server]:
     if os.environ.get("PGFENCE_TEST_DSN"):
         unavailable("a server that is not ours is not killed")
-    with embedded.Server(
+    server = embedded.Server(
         bin_dir,
         # What was written is in the system's memory, which outlives the server: fsync adds nothing.
         settings={"fsync": "off", "max_connections": 100, "restart_after_crash": "on"},
         parent=fast_folder(),
-    ) as server:
+    )
+    (server.port,) = free_ports(1)  # nobody takes it while the server is down
+    with server:
         yield server
 
 

@@ -41,6 +41,7 @@ class Copy(embedded.Server):
         super().__init__(
             source.bin_dir, settings={**SETTINGS, **(settings or {})}, parent=support.fast_folder()
         )
+        (self.port,) = support.free_ports(1)  # nobody takes it while the server is down
 
     def _initdb(self) -> None:
         """In place of initdb: the same files, owned by the same user."""
