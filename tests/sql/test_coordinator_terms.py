@@ -365,7 +365,7 @@ def test_r53_registry_process_never_waits_for_a_worker(
     first = acquire(worker, registry, "first", 10)
     ask(rival, "second")
     (worker if held_up == "fence" else rival).conn.execute("begin")
-    registry.conn.execute("set lock_timeout = '1ms'")
+    registry.conn.execute("set lock_timeout = '1s'")
     if held_up == "fence":
         assert worker.apply(first.token, 1).verdict == "ACCEPTED"
         assert registry.saw("second", 5) == "LOOK_AGAIN"
