@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pgfence import coordinators
 from pgfence.registry.issuer import Issuer
 from pgfence.registry.serve import serve
 from pgfence.registry.witness import Witness
-from tests.support import Database, Keys, wait_until
+from tests.support import Database, Keys, json_lines, wait_until
 
 _PROCESS = """
 import logging, os, pathlib
@@ -54,8 +53,7 @@ class RegistryProcess:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log lines of one kind, so far."""
-        lines = self.log_file.read_text(encoding="utf-8").splitlines()
-        return [event for line in lines if (event := json.loads(line))["event"] == name]
+        return [event for event in json_lines(self.log_file) if event["event"] == name]
 
     def wait_for(self, name: str, *, count: int = 1) -> None:
         """Return when the process has logged so many events of the kind."""

@@ -100,6 +100,12 @@ def free_ports(count: int) -> list[int]:
 _marks: list[socket.socket] = []
 
 
+def json_lines(file: Path) -> list[Any]:
+    """What a process has written there so far; without a last line that it is still writing."""
+    *whole, _ = file.read_bytes().split(b"\n")
+    return [json.loads(line) for line in whole]
+
+
 def listens(port: int) -> bool:
     """Whether somebody listens on the port of loopback."""
     with socket.socket() as probe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -19,7 +18,7 @@ import pytest
 from pgfence.reconcile import HANDLERS, Answer, Says, Unknown
 from tests.cli.conftest import Pgfence
 from tests.cli.test_commands import BATCH, MANUAL, apply
-from tests.support import Database, Issued, free_ports, issue, wait_until
+from tests.support import Database, Issued, free_ports, issue, json_lines, wait_until
 from tests.workers import as_owner, end_lease
 
 DIGEST = "0" * 64
@@ -252,8 +251,7 @@ def test_r45_watching_settles_warns_and_raises_the_alarm(
         )  # fmt: skip
 
     def events(name: str) -> list[Any]:
-        lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-        return [event for event in lines if event["event"] == name]
+        return [event for event in json_lines(log) if event["event"] == name]
 
     try:
         wait_until(lambda: bool(events("unknown")), "it says what is unknown")
