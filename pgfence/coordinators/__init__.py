@@ -6,7 +6,6 @@ A coordinator is named by a URL: `postgres`, `etcd://HOST:2379,HOST:2379`, `zook
 
 from importlib import import_module
 from types import ModuleType
-from urllib.parse import urlsplit
 
 from pgfence.coordinators.protocol import Capabilities, Claimant, Inspector
 from pgfence.errors import InvalidArgumentError, LockServiceError
@@ -34,17 +33,22 @@ def claimant(url: str) -> Claimant:
     Raises `InvalidArgumentError` for a URL of no coordinator, `LockServiceError` when its client
     library is missing.
     """
-    found: Claimant = _module(urlsplit(url).scheme or url).claimant(url)
+    found: Claimant = _module(_scheme(url)).claimant(url)
     return found
 
 
 def inspector(url: str) -> Inspector:
     """The registry's side of a lock service; raises as `claimant` does."""
-    scheme = urlsplit(url).scheme or url
+    scheme = _scheme(url)
     if scheme == "postgres":
         raise InvalidArgumentError("postgres is the registry itself: there is nothing to look at")
     found: Inspector = _module(scheme).inspector(url)
     return found
+
+
+def _scheme(url: str) -> str:
+    # Not by urlsplit, which refuses some URLs: what is wrong with one its module knows to say.
+    return url.partition(":")[0].lower()
 
 
 def _module(scheme: str) -> ModuleType:

@@ -11,12 +11,19 @@ import ssl
 from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
 from pgfence.clock import monotonic
-from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience, Standing
+from pgfence.coordinators.protocol import (
+    Capabilities,
+    Claim,
+    Holder,
+    Patience,
+    Standing,
+    hosts,
+)
 from pgfence.coordinators.session import Session
 from pgfence.errors import (
     AcquireTimeoutError,
@@ -35,6 +42,10 @@ _ANSWER = 2.0
 _LOOK = 2.0
 #: Seconds between two attempts of a waiter that etcd does not answer.
 _PAUSE = 0.1
+#: What a URL is like.
+_FORM = "etcd://HOST:2379,HOST:2379"
+#: What may follow it, with TLS.
+_TLS_OPTIONS = ("ca", "cert", "key")
 #: gRPC's code for a lease that does not exist.
 _NOT_FOUND = 5
 
@@ -61,12 +72,11 @@ class Gateway:
 
     def __init__(self, url: str, within: float = _ANSWER) -> None:
         self._within = within
+        named = hosts(url, _FORM, 2379)
         parts = urlsplit(url)
         scheme = "https" if parts.scheme == "etcds" else "http"
-        self._members = [f"{scheme}://{member}" for member in parts.netloc.split(",") if member]
-        if not self._members or parts.path.strip("/"):
-            raise InvalidArgumentError(f"{url!r} names no etcd: etcd://HOST:2379,HOST:2379")
-        self._client = httpx.Client(verify=_tls(parts.query) if scheme == "https" else False)
+        self._members = [f"{scheme}://{host}" for host in named]
+        self._client = httpx.Client(verify=_tls(scheme, parts.query))
         self.members = len(self._members)
         self._preferred = 0
 
@@ -294,7 +304,9 @@ def _read(text: str) -> dict[str, Any]:
     status = answer["error"] if isinstance(answer.get("error"), dict) else answer
     code = status.get("grpc_code", status.get("code"))
     if code is None:
-        return answer
+        if "header" in answer or "result" in answer:
+            return answer
+        raise LockServiceError(f"no answer of etcd's: {text[:100]!r}")
     message = str(status.get("message"))
     raise (_NoLeaseError if int(code) == _NOT_FOUND else LockServiceError)(message)
 
@@ -311,9 +323,20 @@ def _decode(text: str) -> str:
     return base64.b64decode(text).decode(errors="replace")
 
 
-def _tls(query: str) -> ssl.SSLContext:
-    options = {name: values[-1] for name, values in parse_qs(query).items()}
-    context = ssl.create_default_context(cafile=options.get("ca"))
-    if "cert" in options:
-        context.load_cert_chain(options["cert"], options.get("key"))
+def _tls(scheme: str, query: str) -> ssl.SSLContext | bool:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    allowed = _TLS_OPTIONS if scheme == "https" else ()
+    if unknown := [name for name in options if name not in allowed]:
+        raise InvalidArgumentError(
+            f"a URL of etcd has no option {unknown[0]!r}: etcds:// takes ca, cert and key"
+        )
+    if scheme != "https":
+        return False
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        if "cert" in options:
+            context.load_cert_chain(options["cert"], options.get("key"))
+    except OSError as error:
+        named = ", ".join(f"{name}={path}" for name, path in options.items())
+        raise InvalidArgumentError(f"no TLS with {named}: {error.strerror or error}") from error
     return context

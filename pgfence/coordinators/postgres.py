@@ -7,6 +7,7 @@ other session that could end.
 from collections.abc import Callable
 
 from pgfence.coordinators.protocol import Capabilities, Claim, Patience, Standing
+from pgfence.errors import InvalidArgumentError
 
 CAPABILITIES = Capabilities("postgres", rising_tokens=True, linearizable=True)
 
@@ -38,6 +39,11 @@ class PostgresClaimant:
         return PostgresClaim()
 
 
-def claimant(_: str) -> PostgresClaimant:
+def claimant(url: str) -> PostgresClaimant:
     """The worker's side."""
+    if url != "postgres":
+        raise InvalidArgumentError(
+            "coordinator 'postgres' takes no address: it is the registry itself",
+            hint="Leave it out; a registry in another database is connect(..., registry=DSN).",
+        )
     return PostgresClaimant()

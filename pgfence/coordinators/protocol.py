@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+
+from pgfence.errors import InvalidArgumentError
 
 
 class Capabilities(NamedTuple):
@@ -136,6 +138,25 @@ def directory(audience: str, resource: str) -> str:
 def claim_of(request_id: str, operation_root: str) -> str:
     """What the key of a request holds: `claim` of `pgfence_registry.requests_to_inspect()`."""
     return f"{request_id} {operation_root}"
+
+
+def hosts(url: str, form: str, port: int) -> list[str]:
+    """The hosts that a URL names, `HOST:PORT` each. form: what such a URL is like. port: where it
+    names none.
+
+    Raises `InvalidArgumentError`, which does not repeat the URL: there may be a password in it.
+    """
+    try:
+        parts = urlsplit(url)
+        named = [host for host in parts.netloc.rpartition("@")[2].split(",") if host]
+        read = [(host, urlsplit(f"//{host}")) for host in named]
+        found = [host if at.port else f"{host}:{port}" for host, at in read]
+        wrong = not found or not all(at.hostname for _, at in read)
+    except ValueError:  # no port, or no address
+        wrong = True
+    if wrong or parts.path.strip("/") or parts.fragment:
+        raise InvalidArgumentError(f"the coordinator's URL is not of the form {form}")
+    return found
 
 
 def _step(name: str) -> str:

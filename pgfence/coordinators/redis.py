@@ -145,12 +145,21 @@ class RedisClaim(Session):
 def _connect(url: str) -> "redis.Redis":
     options: dict[str, Any] = {
         "decode_responses": True,
+        # What a stranger has written may be anything.
+        "encoding_errors": "replace",
         "socket_timeout": _ANSWER,
         "socket_connect_timeout": _ANSWER,
         # When to ask again is decided here.
         "retry": Retry(NoBackoff(), 0),
     }
     try:
-        return redis.Redis.from_url(url, **options)
-    except ValueError as error:
-        raise InvalidArgumentError(f"{url!r} is no URL of Redis: {error}") from error
+        client = redis.Redis.from_url(url, **options)
+        # It takes any option, and complains when it connects.
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError) as error:
+        # Without the URL, which may have a password in it.
+        raise InvalidArgumentError(
+            f"the coordinator's URL is none of Redis, redis://:PASSWORD@HOST:6379/0: {error}"
+        ) from error
+    return client

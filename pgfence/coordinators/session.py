@@ -104,7 +104,8 @@ class Session(ABC):
     def _keep(self) -> None:
         pause = self.ttl / 3
         while True:
-            self._awake.wait(max(0.0, min(pause, self._deadline - monotonic())))
+            wait = min(pause, self._deadline - monotonic(), threading.TIMEOUT_MAX)
+            self._awake.wait(max(0.0, wait))
             self._awake.clear()
             if self._stopped.is_set():
                 return

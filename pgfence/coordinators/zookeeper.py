@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
@@ -18,7 +17,7 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.retry import KazooRetry
 
 from pgfence.clock import monotonic
-from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience
+from pgfence.coordinators.protocol import Capabilities, Claim, Holder, Patience, hosts
 from pgfence.coordinators.session import Session
 from pgfence.errors import (
     AcquireTimeoutError,
@@ -29,8 +28,12 @@ from pgfence.errors import (
 
 CAPABILITIES = Capabilities("zookeeper", rising_tokens=True, linearizable=True)
 
+#: What a URL is like.
+_FORM = "zookeeper://HOST:2181,HOST:2181"
 #: Seconds that connecting takes at most, and one answer.
 _CONNECT, _ANSWER = 5.0, 2.0
+#: The longest session that a client can ask for, in seconds; ensembles end them much sooner.
+_LONGEST_SESSION = 86400.0
 #: Seconds until a waiter looks again, also where nothing has told it to.
 _LOOK = 5.0
 #: Seconds between two attempts of a waiter that ZooKeeper does not answer.
@@ -80,7 +83,7 @@ class Connection:
         self.ttl = ttl
         self._client = KazooClient(
             hosts=_hosts(url),
-            timeout=ttl,
+            timeout=min(ttl, _LONGEST_SESSION),
             handler=_Handler(self._longest),
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
         )
@@ -173,7 +176,8 @@ class ZooKeeperInspector:
         for node in connection.nodes(directory):
             with suppress(NoNodeError):
                 value, _ = connection.ask("get", f"{directory}/{node.name}")
-                return Holder(value.decode(errors="replace"), node.created)
+                # A node that a stranger made may have no data.
+                return Holder((value or b"").decode(errors="replace"), node.created)
         return None
 
     def close(self) -> None:
@@ -240,6 +244,9 @@ class ZooKeeperClaim(Session):
                 patience.sleep(_PAUSE)
             except SessionExpiredError:
                 self.end()
+            except NoNodeError:
+                problem = "somebody deletes its nodes"
+                patience.sleep(_PAUSE)
             if not patience.left():
                 raise AcquireTimeoutError(f"{directory} did not become ours in time: {problem}")
 
@@ -305,7 +312,7 @@ def _answer(asked: Any, within: float) -> Any:
 
 
 def _hosts(url: str) -> str:
-    parts = urlsplit(url)
-    if not parts.netloc or parts.path.strip("/") or parts.query:
-        raise InvalidArgumentError(f"{url!r} names no ZooKeeper: zookeeper://HOST:2181,HOST:2181")
-    return parts.netloc
+    found = hosts(url, _FORM, 2181)
+    if "@" in url or "?" in url:
+        raise InvalidArgumentError(f"a URL of ZooKeeper has hosts and nothing else: {_FORM}")
+    return ",".join(found)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgfence.coordinators.protocol import Holder, Inspector, claim_of, directory
-from pgfence.errors import LockServiceError
+from pgfence.errors import InvalidArgumentError, LockServiceError
 from pgfence.model.canonical import is_integer
 from pgfence.model.grant import Grant
 from pgfence.registry.queries import Connection, rows
@@ -33,10 +33,19 @@ class Sighting:
 
 
 class Witness:
-    """Sees who holds, at the lock services that it was given."""
+    """Sees who holds, at the lock services that it was given.
+
+    Raises `InvalidArgumentError` for two of one kind.
+    """
 
     def __init__(self, inspectors: Sequence[Inspector] = ()) -> None:
         self._inspectors = {found.capabilities.name: found for found in inspectors}
+        if len(self._inspectors) < len(inspectors):
+            raise InvalidArgumentError(
+                "two URLs are of one kind of lock service, of which there is one",
+                hint="Name all members of a cluster in one URL: etcd://etcd-1:2379,etcd-2:2379.",
+                rule="R37",
+            )
         #: Lock services that did not answer in this round, and are not asked again in it.
         self._silent: dict[str, str] = {}
 

@@ -57,6 +57,14 @@ class Servers(ABC):
     def keys(self, directory: str) -> list[str]:
         """The values of the keys in a directory, the holder's first."""
 
+    @abstractmethod
+    def put_stranger(self, directory: str) -> None:
+        """Put something into a directory that is no key of ours, nor text."""
+
+    @abstractmethod
+    def delete(self, directory: str) -> None:
+        """Delete whatever is in a directory, as an operator may."""
+
     #: Whether who waits has a key, and so a session that may end.
     waiters_have_keys = True
     #: In a request that puts a key, and in no other.
@@ -209,6 +217,14 @@ class Etcd(Servers):
         (lease,) = [kv["lease"] for kv in self._keys("/") if kv["value"] == _base64(key)]
         assert self.ask(self.running()[0], "lease/revoke", {"ID": lease})
 
+    def put_stranger(self, directory: str) -> None:
+        put = {"key": _base64(f"{directory}/stranger"), "value": b64encode(b"\xff").decode()}
+        assert self.ask(self.running()[0], "kv/put", put)
+
+    def delete(self, directory: str) -> None:
+        below = {"key": _base64(f"{directory}/"), "range_end": _base64(f"{directory}0")}
+        assert self.ask(self.running()[0], "kv/deleterange", below)
+
     def save(self, path: Path) -> None:
         """Write a snapshot of the first member, as `etcdctl snapshot save` does."""
         self._etcdctl("--endpoints", f"127.0.0.1:{self._clients[0]}", "snapshot", "save", str(path))
@@ -285,6 +301,12 @@ class Redis(Servers):
     def end_session_of(self, key: str) -> None:
         (name,) = [name for name in self.client.scan_iter() if self.keys(str(name)) == [key]]
         self.client.delete(name)
+
+    def put_stranger(self, directory: str) -> None:
+        self.client.set(directory, b"\xff")
+
+    def delete(self, directory: str) -> None:
+        self.client.delete(directory)
 
 
 class ZooKeeper(Servers):
@@ -372,6 +394,15 @@ class ZooKeeper(Servers):
                     for _, value, path in self._nodes(client, place):
                         if value == key:
                             client.delete(path)
+
+    def put_stranger(self, directory: str) -> None:
+        with self._client() as client:
+            client.ensure_path(directory)
+            client.create(f"{directory}/stranger", None)
+
+    def delete(self, directory: str) -> None:
+        with self._client() as client:
+            client.delete(directory, recursive=True)
 
     def wipe(self) -> None:
         """Kill all of them, and start them with nothing."""

@@ -102,6 +102,17 @@ def test_r37_each_holder_has_a_higher_token_or_the_service_says_that_it_has_none
         assert tokens == [0] * 5
 
 
+def test_r37_what_a_stranger_has_put_there_is_a_holder_that_nobody_asked_for(
+    servers: Servers, inspector: Inspector, place: str
+) -> None:
+    servers.put_stranger(place)
+    holder = inspector.holder(place)
+    assert holder is not None
+    assert "root" not in holder.claim
+    servers.delete(place)
+    assert inspector.holder(place) is None
+
+
 def test_r40_only_a_service_with_linearizable_reads_claims_rising_tokens(
     servers: Servers,
 ) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from pgfence import errors
 from pgfence.cli import app
+from pgfence.coordinators.zookeeper import Connection
 from pgfence.model.lease import State
 from tests.coordinators.conftest import KINDS, Coordinated
 from tests.coordinators.servers import Etcd, Redis, ZooKeeper
@@ -211,6 +212,27 @@ def test_r37_wiped_zookeeper_is_a_regression_until_it_is_resumed(coordinate: Any
     with ZooKeeper() as servers, coordinate("zookeeper", servers) as coordinated:
         lost = lose(coordinated, ACQUISITIONS, servers.wipe)
         expect_regression(coordinated, *lost)
+
+
+@pytest.mark.rule("R36")
+def test_r36_zookeeper_s_waiter_goes_on_though_an_operator_deletes_the_resource_s_node(
+    coordinate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between making the resource's node and a node in it."""
+    ask = Connection.ask
+    deleted: list[str] = []
+
+    def ask_and_delete(self: Connection, question: str, *arguments: Any, **more: Any) -> Any:
+        answer = ask(self, question, *arguments, **more)
+        if question == "ensure_path" and not deleted:
+            deleted.append(arguments[0])
+            coordinated.servers.delete(arguments[0])
+        return answer
+
+    monkeypatch.setattr(Connection, "ask", ask_and_delete)
+    with coordinate("zookeeper") as coordinated:
+        assert coordinated.hold_once("worker_a", RESOURCE, timeout=60) == 1
+        assert deleted == [coordinated.place(RESOURCE)]
 
 
 @pytest.mark.rule("R35", "R40")

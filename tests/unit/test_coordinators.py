@@ -9,10 +9,13 @@ from contextlib import ExitStack
 import pytest
 
 from pgfence import coordinators
+from pgfence.clock import monotonic
 from pgfence.coordinators import etcd, zookeeper
-from pgfence.coordinators.protocol import directory
+from pgfence.coordinators.protocol import Standing, directory
+from pgfence.coordinators.session import Session
 from pgfence.errors import InvalidArgumentError, LockServiceError
-from tests.support import PATIENCE
+from pgfence.registry.witness import Witness
+from tests.support import PATIENCE, wait_until
 from tests.workers import in_background
 
 
@@ -38,12 +41,69 @@ def test_missing_client_library_is_named_with_what_to_install(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "consul://localhost", "etcd://", "zookeeper://", "etcd://host/path", "redis://h:x"]
+    "url",
+    [
+        "",
+        "consul://localhost",
+        "postgres://registry-host/registry",
+        "etcd",
+        "etcd://",
+        "etcd://:2379",
+        "etcd://host/path",
+        "etcd://host:port",
+        "etcd://user:secret@host:port",
+        "etcd://[::1",
+        "etcd://host:2379?ca=authority.pem",  # without TLS it would mean nothing
+        "etcds://host:2379?ca=/nowhere/authority.pem",
+        "etcds://host:2379?authority=authority.pem",
+        "zookeeper://",
+        "zookeeper://host:port",
+        "zookeeper://host:2181/chroot",
+        "zookeeper://user:secret@host:2181",
+        "redis://h:x",
+        "redis://:secret@h:x",
+        "redis://:secret@h:1?no_such_option=1",
+    ],
 )
-def test_url_of_no_coordinator_is_refused(url: str) -> None:
+def test_url_of_no_coordinator_is_refused_before_anything_is_asked(url: str) -> None:
     for reach in (coordinators.claimant, coordinators.inspector):
-        with pytest.raises(InvalidArgumentError):
+        with pytest.raises(InvalidArgumentError) as caught:
             reach(url)
+        assert "secret" not in str(caught.value)
+
+
+def test_host_without_a_port_has_the_usual_one() -> None:
+    assert etcd.Gateway("etcd://one,[::1]:7,two")._members == [
+        "http://one:2379", "http://[::1]:7", "http://two:2379",
+    ]  # fmt: skip
+    assert zookeeper._hosts("zookeeper://one,[::1]:7") == "one:2181,[::1]:7"
+
+
+def test_password_is_in_no_error_of_etcd_that_does_not_answer() -> None:
+    with pytest.raises(LockServiceError, match=r"127\.0\.0\.1:1") as caught:
+        coordinators.inspector("etcd://user:secret@127.0.0.1:1").holder("/pgfence/billing/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_r37_two_lock_services_of_one_kind_are_refused() -> None:
+    """Members of one cluster that were each given as a URL, of which only one would be asked."""
+    members = [coordinators.inspector(f"etcd://etcd-{number}:2379") for number in (1, 2)]
+    with pytest.raises(InvalidArgumentError, match="one kind") as caught:
+        Witness(members)
+    assert "in one URL" in str(caught.value.next_step)
+
+
+def test_session_of_any_length_is_kept() -> None:
+    class Kept(Session):
+        def _prolong(self) -> float | None:
+            return self.ttl
+
+    session = Kept(2.0**40)
+    session.begin(monotonic())
+    session.doubt()
+    wait_until(lambda: session.standing() is Standing.HELD, "it was asked for and confirmed")
+    session.stop()
+    session._keeper.join()
 
 
 def test_postgres_needs_no_looking_at() -> None:
@@ -80,7 +140,9 @@ def test_each_version_of_etcd_is_understood_when_it_refuses(says: str) -> None:
     assert not isinstance(caught.value, etcd._NoLeaseError)
 
 
-@pytest.mark.parametrize("says", ["", "404 page not found", "[]", "null", '"text"'])
+@pytest.mark.parametrize(
+    "says", ["", "404 page not found", "[]", "null", '"text"', "{}", '{"status":"ok"}']
+)
 def test_what_is_no_answer_of_etcd_leads_to_the_next_member(says: str) -> None:
     with pytest.raises(LockServiceError, match="no answer of etcd"):
         etcd._read(says)
