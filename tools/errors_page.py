@@ -15,6 +15,7 @@ This page is written by `tools/errors_page.py` from the table in `pgfence/model/
 `fenced_apply()` and `advance()` answer ACCEPTED, REPLAYED or ADVANCED, or one of the refusals. A
 refusal changes nothing; commit after it, so that its evidence stays. Python's `lease.apply` does so
 and raises the exception; `fence.apply` returns the verdict; `pgfence.require()` raises in SQL.
+The exceptions are in `pgfence.errors`, and those that most callers catch in `pgfence` as well.
 """
 
 _SECTIONS = (

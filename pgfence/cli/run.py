@@ -79,6 +79,14 @@ def run(
             help="Connection string of the registry's database, where that is another one.",
         ),
     ] = "",
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            envvar="PGFENCE_COORDINATOR",
+            show_default=False,
+            help="URL of the lock service that says who may hold, where the registry has one.",
+        ),
+    ] = "postgres",
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:
@@ -98,7 +106,7 @@ def run(
     with told(unreachable=UNREACHABLE, refused=REFUSED, needs=needs), _terminable():
         try:
             with (
-                pgfence.connect(dsn, registry=registry or None) as fence,
+                pgfence.connect(dsn, registry=registry or None, coordinator=coordinator) as fence,
                 fence.hold(
                     resource,
                     operation=operation,
@@ -117,8 +125,10 @@ def run(
                 ended = process.run(
                     command, environment, lambda: say.is_lost(lease), lease.on_lost, grace
                 )
-        except pgfence.AcquireTimeoutError as error:
+        except (pgfence.AcquireTimeoutError, pgfence.ClaimLostError) as error:
             fail(conflict_exit_code, str(error), error.next_step)
+        except pgfence.LockServiceError as error:
+            fail(UNREACHABLE, str(error), error.next_step)
         except OSError as error:
             fail(CANNOT_RUN, f"{command[0]} cannot be run: {error.strerror}")
     say.ended(ended)

@@ -233,6 +233,7 @@ class EtcdClaim(Session):
                 continue
             except LockServiceError as error:
                 problem = str(error)
+                patience.complain(directory, problem)
                 patience.sleep(_PAUSE)
             if not patience.left():
                 raise AcquireTimeoutError(f"{directory} did not become ours in time: {problem}")

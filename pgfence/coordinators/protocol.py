@@ -5,6 +5,7 @@ of its own, which ends with the worker. The registry has an `Inspector`: it read
 takes no worker's word for it. The key's value is the request: `REQUEST-ID OPERATION-ROOT`.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from enum import StrEnum
@@ -12,6 +13,8 @@ from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 from pgfence.errors import InvalidArgumentError
+
+_log = logging.getLogger("pgfence.coordinators")
 
 
 class Capabilities(NamedTuple):
@@ -71,8 +74,15 @@ class Patience:
         self._until = until
         self._clock = clock
         self._woken = threading.Event()
+        self._said = ""
         #: Whether nobody waits any more.
         self.given_up = False
+
+    def complain(self, about: str, problem: str) -> None:
+        """Say why it takes so long, once, to whoever may be waiting for ever."""
+        if problem != self._said:
+            self._said = problem
+            _log.warning("waiting for %s: %s", about, problem)
 
     def give_up(self) -> None:
         """Wait no longer."""

@@ -116,6 +116,7 @@ class RedisClaim(Session):
                     return self.begin(asked_at)
             except LockServiceError as error:
                 problem = str(error)
+                patience.complain(self._key, problem)
             patience.sleep(_LOOK * random.uniform(0.5, 1.0))  # noqa: S311
             if not patience.left():
                 raise AcquireTimeoutError(f"{self._key} did not become ours in time: {problem}")

@@ -241,11 +241,13 @@ class ZooKeeperClaim(Session):
                 patience.sleep(min(_LOOK, self.ttl / 3))
             except LockServiceError as error:
                 problem = str(error)
+                patience.complain(directory, problem)
                 patience.sleep(_PAUSE)
             except SessionExpiredError:
                 self.end()
             except NoNodeError:
                 problem = "somebody deletes its nodes"
+                patience.complain(directory, problem)
                 patience.sleep(_PAUSE)
             if not patience.left():
                 raise AcquireTimeoutError(f"{directory} did not become ours in time: {problem}")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import pytest
@@ -15,9 +20,10 @@ from pgfence import errors
 from pgfence.model.lease import State
 from tests.coordinators.conftest import KINDS, Coordinated
 from tests.coordinators.servers import Servers
+from tests.coordinators.way import ways_to
 from tests.elsewhere import use_registry_elsewhere
 from tests.registry import registry
-from tests.support import Database, Keys, wait_until
+from tests.support import Database, Keys, free_ports, wait_until
 from tests.workers import end_lease, grant_of
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -162,6 +168,36 @@ def test_r13_lock_service_chooses_for_a_registry_in_another_database(
         assert grant_of(lease.token).backend == "etcd"
 
 
+_RUN = [sys.executable, "-c", "from pgfence.cli import main; main()", "run"]
+
+
+@pytest.mark.parametrize("kind", ["etcd", "zookeeper", "redis"])
+def test_r37_pgfence_run_holds_by_way_of_the_lock_service(coordinate: Any, kind: str) -> None:
+    with coordinate(kind) as coordinated:
+        command = [*_RUN, "--resource", RESOURCE, "--operation", "settle", "--json"]
+        dsn = {"PGFENCE_DSN": coordinated.database.dsn("worker_a")}
+
+        def run(**variables: str) -> subprocess.CompletedProcess[str]:
+            ask = ["--", "sh", "-c", 'echo "$PGFENCE_GRANT"']
+            return subprocess.run(
+                [*command, *ask], env=os.environ | dsn | variables,
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+
+        other = run()
+        assert other.returncode == 77
+        assert f"the coordinator of this registry is {coordinated.name}" in other.stderr
+        ended = run(PGFENCE_COORDINATOR=coordinated.url)
+        assert ended.returncode == 0, ended.stderr
+        assert grant_of(ended.stdout.strip()).backend == coordinated.name
+        assert coordinated.keys(RESOURCE) == []
+        (port,) = free_ports(1)
+        nobody = {"PGFENCE_COORDINATOR": f"{coordinated.name}://127.0.0.1:{port}"}
+        if coordinated.name == "redis":  # it is waited for
+            command += ["--timeout", "0"]
+        assert run(**nobody).returncode == (75 if coordinated.name == "redis" else 69)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_r37_nobody_is_granted_anything_whose_key_does_not_hold(coordinate: Any, kind: str) -> None:
     """A worker that asks in SQL although the lock service has given the resource to another one."""
@@ -219,3 +255,36 @@ def test_r37_lock_service_that_was_not_given_to_the_registry_is_named(
         ):
             pass
         assert servers.keys(coordinated.place(RESOURCE)) == []
+
+
+@pytest.mark.parametrize("kind", ["etcd", "zookeeper", "redis"])
+def test_r36_who_waits_for_ever_is_told_why(
+    coordinate: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While no registry process runs, and where the way to the lock service is cut."""
+    with coordinate(kind) as coordinated, ExitStack() as stack:
+        url, ways = stack.enter_context(ways_to(coordinated.servers))
+
+        def told(what: str) -> Callable[[], bool]:
+            return lambda: any(
+                what in record.message and record.levelno == logging.WARNING
+                for record in caplog.records
+            )
+
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        with coordinated.hold("worker_b", RESOURCE):
+            waiting = pool.submit(coordinated.hold_once, "worker_a", RESOURCE, url=url, ttl=60.0)
+            if coordinated.servers.waiters_have_keys:
+                wait_until(lambda: len(coordinated.keys(RESOURCE)) == 2, "it stands in line")
+            for way in ways:
+                way.partition()
+            wait_until(
+                told(f"{coordinated.name} does not answer"), "it says that there is no answer"
+            )
+            for way in ways:
+                way.heal()
+        assert waiting.result() == 2
+        with coordinated.no_registry():
+            waiting = pool.submit(coordinated.hold_once, "worker_a", RESOURCE)
+            wait_until(told("no registry process has seen"), "it says what it waits for")
+        assert waiting.result() == 3

@@ -185,9 +185,11 @@ def acquire(
     over; the request is withdrawn. Raises `NotHeldError` when the lease of this request is over.
     """
     until = inf if timeout is None else clock() + timeout
+    slow_at = inf
     if wanted.coordinator != "postgres":
         # A key that holds gets three seconds longer to be seen.
-        until = max(until, clock() + _SIGNING)
+        slow_at = clock() + _SIGNING
+        until = max(until, slow_at)
     waiting = _Waiting()
     decided = False
     silent_since = inf
@@ -209,9 +211,13 @@ def acquire(
             if answer.state == "SIGNING":
                 why = "it is granted and not signed yet: is a registry process running?"
                 if not decided and until > -inf:
-                    decided, until = True, max(until, answer.asked_at + _SIGNING)
+                    decided, slow_at = True, answer.asked_at + _SIGNING
+                    until = max(until, slow_at)
                     waiting.look_soon()
             if clock() < until:
+                if clock() >= slow_at:  # who waits for ever would never hear why
+                    _log.warning("waiting for %s: %s", wanted.resource, why)
+                    slow_at = inf
                 patience = min((answer.look_again_ms or 0) / 1000, until - clock())
                 yield from waiting.wait(answer.wake_channel, patience)
                 continue
