@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httpx
 
@@ -46,12 +46,18 @@ _PAUSE = 0.1
 _FORM = "etcd://HOST:2379,HOST:2379"
 #: What may follow it, with TLS.
 _TLS_OPTIONS = ("ca", "cert", "key")
-#: gRPC's code for a lease that does not exist.
-_NOT_FOUND = 5
+#: gRPC's codes for a lease that does not exist, and for a token that is no good.
+_NOT_FOUND, _UNAUTHENTICATED = 5, 16
+#: How it says that under the code of any argument.
+_WITHOUT_LOGIN = ("user name is empty", "authentication failed", "revision of auth store is old")
 
 
 class _NoLeaseError(LockServiceError):
     """etcd has no such lease: it is over. Every other refusal is a reason to ask again."""
+
+
+class _NotLoggedInError(LockServiceError):
+    """etcd wants a login, or another one: tokens end, and with every change of users."""
 
 
 class _Key(NamedTuple):
@@ -66,7 +72,8 @@ class Gateway:
     """The members of an etcd cluster, asked one after the other until one answers.
 
     url: `etcd://HOST:PORT,HOST:PORT`, or `etcds://…` for TLS, with `?ca=FILE` for an authority of
-    one's own and `cert=FILE&key=FILE` for a client's certificate. Every call may be sent twice.
+    one's own and `cert=FILE&key=FILE` for a client's certificate; `USER:PASSWORD@` before the hosts
+    where users log in. Every call may be sent twice.
     within: seconds that a member gets to answer before the next one is asked.
     """
 
@@ -79,6 +86,10 @@ class Gateway:
         self._client = httpx.Client(verify=_tls(scheme, parts.query))
         self.members = len(self._members)
         self._preferred = 0
+        user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+        self._login = {"name": unquote(user), "password": unquote(password)} if user else None
+        #: What the login gave; not a word of it while nobody asks for one.
+        self._headers: dict[str, str] = {}
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -87,21 +98,40 @@ class Gateway:
     def call(
         self, path: str, body: Mapping[str, Any], within: float | None = None
     ) -> dict[str, Any]:
-        """One question. Raises `LockServiceError` when no member answers, `_NoLeaseError`."""
-        problem = "it was not asked"
+        """One question. Raises `LockServiceError` when no member answers, or its likes above."""
+        failed = LockServiceError("etcd was not asked")
         for _ in self._members:
             member = self._members[self._preferred]
             try:
-                answer = self._client.post(
-                    f"{member}/v3/{path}", json=body, timeout=within or self._within
-                )
-                return _read(answer.text)
+                return self._ask(member, path, body, within or self._within)
             except _NoLeaseError:
                 raise
-            except (httpx.HTTPError, LockServiceError) as error:
-                problem = f"{member}: {error or type(error).__name__}"
-                self._preferred = (self._preferred + 1) % len(self._members)
-        raise LockServiceError(f"etcd does not answer: {problem}")
+            except httpx.HTTPError as error:
+                reason = str(error) or type(error).__name__
+                failed = LockServiceError(f"etcd does not answer: {member}: {reason}")
+            except LockServiceError as error:
+                failed = type(error)(f"etcd refuses: {member}: {error}")
+            self._preferred = (self._preferred + 1) % len(self._members)
+        raise failed
+
+    def _ask(
+        self, member: str, path: str, body: Mapping[str, Any], within: float
+    ) -> dict[str, Any]:
+        """One question to one member; after a login where it asks for one."""
+        try:
+            return self._post(member, path, body, within)
+        except _NotLoggedInError:
+            if self._login is None:
+                raise
+        answer = self._post(member, "auth/authenticate", self._login, within)
+        self._headers = {"Authorization": answer["token"]}
+        return self._post(member, path, body, within)
+
+    def _post(
+        self, member: str, path: str, body: Mapping[str, Any], within: float
+    ) -> dict[str, Any]:
+        url = f"{member}/v3/{path}"
+        return _read(self._client.post(url, json=body, headers=self._headers, timeout=within).text)
 
     def keys(
         self, directory: str, order: str, limit: int, up_to: int = 0
@@ -135,7 +165,7 @@ class Gateway:
         timeout = httpx.Timeout(_ANSWER, read=max(0.05, within))
         try:
             with self._client.stream(
-                "POST", f"{member}/v3/watch", json=watch, timeout=timeout
+                "POST", f"{member}/v3/watch", json=watch, headers=self._headers, timeout=timeout
             ) as lines:
                 for line in lines.iter_lines():
                     said = _read(line).get("result", {})
@@ -202,6 +232,8 @@ class EtcdClaim(Session):
     def __init__(self, etcd: Gateway, ttl: float) -> None:
         self._etcd = etcd
         self.token = 0
+        #: Our key, once it was put, and its create_revision.
+        self._put_key: tuple[str, int] | None = None
         asked_at = monotonic()
         try:
             # Granted twice when the first answer was lost: the other lease has no key, and ends.
@@ -216,12 +248,13 @@ class EtcdClaim(Session):
     def wait(self, directory: str, value: str, patience: Patience) -> None:
         """Put the key, and return when it is the first one."""
         key = f"{directory}/{self._lease:016x}"
-        mine = 0
         while True:
             self.check(directory)
             problem = "another session holds it"
             try:
-                mine = mine or self._put(key, value)
+                if self._put_key is None:
+                    self._put_key = key, self._put(key, value)
+                _, mine = self._put_key
                 before, revision = self._before(key, directory, mine)
                 if before is None:
                     self.token = mine
@@ -231,6 +264,8 @@ class EtcdClaim(Session):
             except _NoLeaseError:
                 self.end()
                 continue
+            except _NotLoggedInError:
+                raise  # waiting does not help
             except LockServiceError as error:
                 problem = str(error)
                 patience.complain(directory, problem)
@@ -276,17 +311,21 @@ class EtcdClaim(Session):
         self._etcd.close()
 
     def _prolong(self) -> float | None:
+        # All members are asked before a second third of the lease is over.
+        within = min(_ANSWER, self.ttl / 4 / self._etcd.members)
         try:
-            # All members are asked before a second third of the lease is over.
-            answer = self._etcd.call(
-                "lease/keepalive",
-                {"ID": self._lease},
-                within=min(_ANSWER, self.ttl / 4 / self._etcd.members),
-            )
+            answer = self._etcd.call("lease/keepalive", {"ID": self._lease}, within)
         except _NoLeaseError:
+            return None
+        if self._put_key is not None and not self._stands(*self._put_key, within):
             return None
         # A lease that is over is answered without a TTL.
         return float(answer["result"].get("TTL", 0)) or None
+
+    def _stands(self, key: str, created: int, within: float) -> bool:
+        """Whether our key is there: an operator may delete it, and leave the lease."""
+        found = self._etcd.call("kv/range", {"key": _encode(key)}, within).get("kvs", [])
+        return [_key(kv).created for kv in found] == [created]
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -309,7 +348,11 @@ def _read(text: str) -> dict[str, Any]:
             return answer
         raise LockServiceError(f"no answer of etcd's: {text[:100]!r}")
     message = str(status.get("message"))
-    raise (_NoLeaseError if int(code) == _NOT_FOUND else LockServiceError)(message)
+    if int(code) == _NOT_FOUND:
+        raise _NoLeaseError(message)
+    if int(code) == _UNAUTHENTICATED or any(words in message for words in _WITHOUT_LOGIN):
+        raise _NotLoggedInError(message)
+    raise LockServiceError(message)
 
 
 def _key(kv: Mapping[str, str]) -> _Key:

@@ -67,7 +67,7 @@ class RedisInspector:
         try:
             value = self._redis.get(directory)
         except redis.RedisError as error:
-            raise LockServiceError(f"redis does not answer: {error}") from error
+            raise _failed(error) from error
         return None if value is None else Holder(str(value).rpartition(" ")[0], 0)
 
     def close(self) -> None:
@@ -140,7 +140,12 @@ class RedisClaim(Session):
             ttl_ms = round(self.ttl * 1000)
             return bool(self._redis.eval(script, 1, self._key, self._value, ttl_ms))
         except redis.RedisError as error:
-            raise LockServiceError(f"redis does not answer: {error}") from error
+            raise _failed(error) from error
+
+
+def _failed(error: redis.RedisError) -> LockServiceError:
+    refused = isinstance(error, redis.ResponseError | redis.AuthenticationError)
+    return LockServiceError(f"redis {'refuses' if refused else 'does not answer'}: {error}")
 
 
 def _connect(url: str) -> "redis.Redis":

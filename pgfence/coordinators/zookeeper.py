@@ -12,7 +12,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NoNodeError,
+    SessionExpiredError,
+)
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.retry import KazooRetry
 
@@ -309,8 +315,10 @@ def _answer(asked: Any, within: float) -> Any:
     except (NoNodeError, SessionExpiredError):
         raise
     except (KazooException, KazooTimeoutError) as error:
+        silent = isinstance(error, KazooTimeoutError | ConnectionLoss | ConnectionClosedError)
+        said = "does not answer" if silent else "refuses"
         reason = str(error) or type(error).__name__
-        raise LockServiceError(f"zookeeper does not answer: {reason}") from error
+        raise LockServiceError(f"zookeeper {said}: {reason}") from error
 
 
 def _hosts(url: str) -> str:

@@ -237,6 +237,15 @@ def test_r41_session_that_the_service_has_ended_is_over(
     assert changed.wait(SHORT)
 
 
+def test_r41_session_whose_key_somebody_deletes_is_over(
+    workers: Workers, servers: Servers, place: str
+) -> None:
+    claim = workers.claim(place, "request-1 root", ttl=6.0)
+    servers.delete(place)
+    wait_until(stands(claim, Standing.LOST), "the worker knows")
+    assert workers.claim(place, "request-2 root").standing() is Standing.HELD
+
+
 def test_r34_key_whose_put_was_answered_by_nobody_is_there_once(
     servers: Servers, pool: ThreadPoolExecutor, place: str
 ) -> None:
