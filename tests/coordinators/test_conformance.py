@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 
 import pytest
@@ -16,10 +16,10 @@ from pgfence.coordinators.protocol import Claim, Holder, Inspector, Patience, St
 from pgfence.errors import AcquireTimeoutError, ClaimLostError, LockServiceError
 from tests.coordinators.servers import Servers
 from tests.coordinators.way import ways_to
-from tests.support import wait_until
+from tests.support import PATIENCE, wait_until
 
 #: Seconds that a session lasts: long where it must not end, short where the test waits for it.
-LONG, SHORT = 60.0, 2.0
+LONG, SHORT = 60.0, 4.0
 
 
 class Workers:
@@ -73,6 +73,19 @@ def inspector(servers: Servers) -> Iterator[Inspector]:
     found.close()
 
 
+def look(inspector: Inspector, place: str) -> Holder | None:
+    """Who holds; asked again, as the registry does, where no answer came within a second or two."""
+    found: list[Holder | None] = []
+
+    def answers() -> bool:
+        with suppress(LockServiceError):
+            found.append(inspector.holder(place))
+        return bool(found)
+
+    wait_until(answers, "the lock service answers")
+    return found[0]
+
+
 def stands(claim: Claim, standing: Standing) -> Callable[[], bool]:
     return lambda: claim.standing() is standing
 
@@ -80,11 +93,11 @@ def stands(claim: Claim, standing: Standing) -> Callable[[], bool]:
 def test_r37_the_registry_sees_who_holds_and_with_which_token(
     workers: Workers, inspector: Inspector, place: str
 ) -> None:
-    assert inspector.holder(place) is None
+    assert look(inspector, place) is None
     claim = workers.claim(place, "request-1 root")
-    assert inspector.holder(place) == Holder("request-1 root", claim.token)
+    assert look(inspector, place) == Holder("request-1 root", claim.token)
     claim.release()
-    assert inspector.holder(place) is None
+    assert look(inspector, place) is None
 
 
 def test_r37_each_holder_has_a_higher_token_or_the_service_says_that_it_has_none(
@@ -131,7 +144,7 @@ def test_r36_the_resource_has_one_holder_at_a_time(
         for number in range(4):
             claim = workers.claim(place, f"request-{worker}-{number} root")
             assert alone.acquire(blocking=False), "somebody else holds it too"
-            seen = inspector.holder(place)
+            seen = look(inspector, place)
             assert seen == Holder(f"request-{worker}-{number} root", claim.token)
             tokens.append(claim.token)
             alone.release()
@@ -150,7 +163,7 @@ def test_r36_a_resource_within_the_name_of_another_one_is_another_one(
     for name in ("a", "a/b", "a.b", ".", "..", "a%2Fb"):
         workers.claim(directory("billing", f"{outer} {name}"), f"{name} root")
     for name in ("a", "a/b", "a.b", ".", "..", "a%2Fb"):
-        holder = inspector.holder(directory("billing", f"{outer} {name}"))
+        holder = look(inspector, directory("billing", f"{outer} {name}"))
         assert holder is not None
         assert holder.claim == f"{name} root"
 
@@ -217,13 +230,13 @@ def test_r36_waiter_that_waits_for_longer_than_its_session_lasts_holds_a_live_on
     """etcd-io/etcd#9921: a waiter with a session of 5 s got the lock after 20 s."""
     holder = workers.claim(place, "holder root")
     waiting = workers.begin(place, "waiter root", ttl=ttl)
-    until = monotonic() + 1.5 * SHORT
-    wait_until(lambda: monotonic() > until, "the session would be over by now")
+    until = monotonic() + (1.5 * SHORT if ttl == SHORT else 3.0)
+    wait_until(lambda: monotonic() > until, "a short session would be over by now")
     assert not waiting.done()
     holder.release()
     claim = waiting.result()
     assert claim.standing() is Standing.HELD
-    assert inspector.holder(place) == Holder("waiter root", claim.token)
+    assert look(inspector, place) == Holder("waiter root", claim.token)
 
 
 def test_r41_session_that_the_service_has_ended_is_over(
@@ -234,7 +247,7 @@ def test_r41_session_that_the_service_has_ended_is_over(
     claim.listen(changed.set)
     servers.end_session_of("holder root")
     wait_until(stands(claim, Standing.LOST), "the worker knows")
-    assert changed.wait(SHORT)
+    assert changed.wait(PATIENCE)
 
 
 def test_r41_session_whose_key_somebody_deletes_is_over(
@@ -253,7 +266,8 @@ def test_r34_key_whose_put_was_answered_by_nobody_is_there_once(
         for way in ways:
             way.lose_reply_to(servers.putting)
         claim = workers.claim(place, "request-1 root")
-        assert claim.standing() is Standing.HELD
+        # ZooKeeper's session is in doubt since the connection was cut, until its keeper has asked.
+        wait_until(stands(claim, Standing.HELD), "the worker is sure")
         assert servers.keys(place) == ["request-1 root"]
 
 
@@ -304,7 +318,7 @@ def test_r42_doubt_ends_in_time_although_a_server_that_came_back_did_not_answer_
     servers: Servers, pool: ThreadPoolExecutor, place: str
 ) -> None:
     with ways_to(servers) as (url, ways), workers_at(url, pool) as workers:
-        claim = workers.claim(place, "holder root", ttl=9.0)
+        claim = workers.claim(place, "holder root", ttl=15.0)
         before = [way.swallowed for way in ways]
         for way in ways:
             way.partition()
@@ -320,14 +334,14 @@ def test_r42_doubt_ends_in_time_although_a_server_that_came_back_did_not_answer_
 def test_r37_silent_service_is_an_error_and_no_holder(servers: Servers, place: str) -> None:
     with ways_to(servers) as (url, ways):
         inspector = coordinators.inspector(url)
-        assert inspector.holder(place) is None
+        assert look(inspector, place) is None
         for way in ways:
             way.partition()
         with pytest.raises(LockServiceError):
             inspector.holder(place)
         for way in ways:
             way.heal()
-        assert inspector.holder(place) is None
+        assert look(inspector, place) is None
         inspector.close()
 
 
