@@ -225,7 +225,23 @@ class Database:
                     for (gid,) in prepared:
                         conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
             name = sql.Identifier(self.name)
-            admin.execute(sql.SQL("drop database {} with (force)").format(name))
+            _once_nobody_is_left(admin, sql.SQL("drop database {} with (force)").format(name))
+
+
+def _once_nobody_is_left(admin: psycopg.Connection[Any], statement: sql.Composed) -> None:
+    """Run what waits for the sessions of a database to end: the server does so for 5 seconds, and
+    each of them ends when it is its turn to run.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            admin.execute(statement)
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def create_login_roles(server: TestServer) -> None:
@@ -282,7 +298,7 @@ def create_database(server: TestServer, name: str, *, template: str = "template1
             admin.info.server_version >= 150000
         ):  # before, it is the only way; it takes half the time
             create += sql.SQL(" strategy file_copy")
-        admin.execute(create)
+        _once_nobody_is_left(admin, create)
         admin.execute(sql.SQL("grant create on database {name} to dba").format(**names))
     database = Database(server, name)
     if template == "template1":
