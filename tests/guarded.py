@@ -69,7 +69,9 @@ class Writer:
         if resource not in self.tokens:
             database, keys = self.worker.database, self.worker.keys
             with psycopg.connect(database.dsn(self.conn.info.user), autocommit=True) as other:
-                self.tokens[resource] = Worker(database, keys, other).acquire(resource).token
+                # For a day: a module may share it, and nobody renews it.
+                held = Worker(database, keys, other).acquire(resource, ttl_ms=86_400_000)
+                self.tokens[resource] = held.token
         position = self.worker.call("select * from pgfence.position(%s)", [resource])
         verdict = self.worker.apply(self.tokens[resource], position.last_segment + 1)
         assert verdict.verdict == "ACCEPTED", verdict

@@ -44,7 +44,7 @@ class Side:
     def acquire(self, role: str, resource: str) -> Held | None:
         """A grant, if the resource is free; as a worker does, with a new request ID."""
         request_id = f"request-{next(_request_ids)}"
-        answer = self.worker(role).acquire(resource, request_id, ttl_ms=300_000)
+        answer = self.worker(role).acquire(resource, request_id, ttl_ms=86_400_000)
         if answer.state != "HELD":
             self.worker(role).call("select * from pgfence_registry.withdraw(%s)", [request_id])
             return None
