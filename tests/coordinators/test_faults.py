@@ -241,11 +241,11 @@ def test_r40_redis_that_forgets_costs_waiting_and_no_stale_write(coordinate: Any
     with (
         Redis() as servers,
         coordinate("redis", servers) as coordinated,
-        coordinated.hold("worker_a", RESOURCE, ttl=3.0) as lease,
+        coordinated.hold("worker_a", RESOURCE, ttl=6.0) as lease,
     ):
         lease.apply({"page": 1}, settle(1))
         servers.client.flushall()
-        with coordinated.hold("worker_b", RESOURCE, ttl=3.0) as next_one:
+        with coordinated.hold("worker_b", RESOURCE) as next_one:
             next_one.apply({"page": 1}, settle(2))
             assert next_one.fence_token > lease.fence_token
             assert lease.state is State.EXPIRED
@@ -259,7 +259,7 @@ def test_r42_worker_cut_off_from_the_lock_service_doubts_stops_and_comes_back(
 ) -> None:
     with coordinate(kind) as coordinated, ExitStack() as stack:
         url, ways = stack.enter_context(ways_to(coordinated.servers))
-        lease = stack.enter_context(coordinated.hold("worker_a", RESOURCE, url=url, ttl=8.0))
+        lease = stack.enter_context(coordinated.hold("worker_a", RESOURCE, url=url, ttl=12.0))
         lease.apply({"page": 1}, settle(1))
         for way in ways:
             way.partition()

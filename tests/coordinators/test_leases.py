@@ -217,7 +217,7 @@ def test_r36_key_that_is_lost_before_the_grant_comes_ends_in_an_error_and_no_gra
     """etcd-io/etcd#11456, from the worker's hold(): the key is had, and lost before the grant."""
     with coordinate(kind) as coordinated, ThreadPoolExecutor(1) as pool:
         with coordinated.no_registry():
-            request = {"request_id": "request-1", "ttl": 2.0}
+            request = {"request_id": "request-1", "ttl": 9.0}
             waiting = pool.submit(coordinated.hold_once, "worker_a", RESOURCE, **request)
             wait_until(lambda: coordinated.keys(RESOURCE) != [], "the key is there")
             coordinated.servers.end_session_of(coordinated.keys(RESOURCE)[0])
@@ -230,12 +230,13 @@ def test_r36_key_that_is_lost_before_the_grant_comes_ends_in_an_error_and_no_gra
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.rule("R41", "R42", "R43")
 def test_r42_session_that_ends_takes_the_lease_with_it(coordinate: Any, kind: str) -> None:
-    with coordinate(kind) as coordinated, coordinated.hold("worker_a", RESOURCE, ttl=2.0) as lease:
+    with coordinate(kind) as coordinated, coordinated.hold("worker_a", RESOURCE, ttl=9.0) as lease:
         lease.apply({"page": 1}, mark_invoice(1))
         coordinated.servers.end_session_of(coordinated.keys(RESOURCE)[0])
         wait_until(lambda: lease.state is State.EXPIRED, "the worker knows")
         with pytest.raises(errors.NotHeldError):
             lease.apply({"page": 2}, mark_invoice(2))
+        end_lease(coordinated.database, lease.grant.lease)  # rather than wait for it
         with coordinated.hold("worker_b", RESOURCE) as next_one:
             next_one.apply({"page": 1}, mark_invoice(3))
         assert coordinated.apply("worker_a", lease.token, 2).verdict == "STALE_OWNER"
@@ -251,7 +252,7 @@ def test_r37_lock_service_that_was_not_given_to_the_registry_is_named(
                 coordinated.database.dsn("worker_a"), coordinator=servers.url()
             ) as fence,
             pytest.raises(errors.AcquireTimeoutError, match="no registry process has seen"),
-            fence.hold(RESOURCE, operation="settle", timeout=0.1),
+            fence.hold(RESOURCE, operation="settle", timeout=3),
         ):
             pass
         assert servers.keys(coordinated.place(RESOURCE)) == []

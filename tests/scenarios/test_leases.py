@@ -182,7 +182,7 @@ def test_marm_memory_128_renewals_that_fail_for_longer_than_the_lease_end_it_by_
     with (
         proxy_to(results.database.dsn("worker_a")) as proxy,
         pgfence.connect(proxy.dsn) as fence,
-        fence.hold(RESOURCE, operation="settle", ttl=2) as lease,
+        fence.hold(RESOURCE, operation="settle", ttl=4) as lease,
     ):
         lease.on_lost(told.set)
         lease.apply(1, say("before"))
@@ -205,7 +205,7 @@ def test_agenta_6530_one_lost_reply_to_a_good_renewal_kills_nobody(
     with (
         proxy_to(results.database.dsn("worker_a")) as proxy,
         pgfence.connect(proxy.dsn) as fence,
-        fence.hold(RESOURCE, operation="settle", ttl=3) as lease,
+        fence.hold(RESOURCE, operation="settle", ttl=9) as lease,
     ):
         lease.on_lost(told.set)
         first = lease.apply(1, say("before"))

@@ -16,6 +16,7 @@ from tests.coordinators.servers import Etcd, Redis
 from tests.coordinators.test_faults import expect_regression, lose
 from tests.coordinators.way import ways_to
 from tests.support import wait_until
+from tests.workers import end_lease
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -55,7 +56,7 @@ def test_etcd_9921_at_etcd_no_grant_rests_on_a_lease_that_is_over(coordinate: An
     """One waiter with a short lease is alive all the time, the other one dies while it waits."""
     with coordinate("etcd") as coordinated, ThreadPoolExecutor(2) as pool:
         with coordinated.hold("worker_b", RESOURCE):
-            short = pool.submit(coordinated.hold_once, "worker_a", RESOURCE, ttl=2.0)
+            short = pool.submit(coordinated.hold_once, "worker_a", RESOURCE, ttl=6.0)
             wait_until(lambda: len(coordinated.keys(RESOURCE)) == 2, "the first one waits")
             long = pool.submit(coordinated.hold_once, "worker_a", RESOURCE, ttl=60.0)
             wait_until(lambda: len(coordinated.keys(RESOURCE)) == 3, "the second one waits")
@@ -73,7 +74,7 @@ def test_etcd_10811_at_etcd_a_client_that_is_cut_off_from_it_stops_and_is_refuse
 ) -> None:
     with coordinate("etcd") as coordinated, ExitStack() as stack:
         url, ways = stack.enter_context(ways_to(coordinated.servers))
-        a = stack.enter_context(coordinated.hold("worker_a", RESOURCE, url=url, ttl=2.0))
+        a = stack.enter_context(coordinated.hold("worker_a", RESOURCE, url=url, ttl=5.0))
         a.apply("A's", write("A's"))
         for way in ways:
             way.partition()
@@ -93,9 +94,10 @@ def test_etcd_10811_at_etcd_a_client_that_is_cut_off_from_it_stops_and_is_refuse
 def test_etcd_11429_at_etcd_after_the_first_write_of_the_new_master_none_of_the_old_one_s(
     coordinate: Any,
 ) -> None:
-    with coordinate("etcd") as coordinated, coordinated.hold("worker_a", RESOURCE, ttl=1.0) as a:
+    with coordinate("etcd") as coordinated, coordinated.hold("worker_a", RESOURCE) as a:
         a.apply("1", write("A's"))
         coordinated.servers.end_session_of(coordinated.keys(RESOURCE)[0])
+        end_lease(coordinated.database, a.grant.lease)
         with coordinated.hold("worker_b", RESOURCE, ttl=30.0) as b:
             old = [coordinated.apply("worker_a", a.token, 2).verdict]
             for number in range(10):
@@ -122,8 +124,9 @@ def test_redis_py_1031_at_redis_the_release_of_an_expired_owner_leaves_the_next_
     coordinate: Any,
 ) -> None:
     with coordinate("redis") as coordinated:
-        with coordinated.hold("worker_a", RESOURCE, ttl=2.0) as a:
+        with coordinated.hold("worker_a", RESOURCE) as a:
             coordinated.servers.end_session_of(coordinated.keys(RESOURCE)[0])
+            end_lease(coordinated.database, a.grant.lease)
             b = coordinated.hold("worker_b", RESOURCE)
             lease = b.__enter__()
             key = coordinated.keys(RESOURCE)
@@ -140,9 +143,10 @@ def test_redisson_4822_at_redis_after_it_has_lost_everything_all_can_lock_again(
 ) -> None:
     """Redis comes back with nothing, as a replica that had nothing yet."""
     with Redis() as servers, coordinate("redis", servers) as coordinated:
-        with coordinated.hold("worker_a", RESOURCE, ttl=2.0) as a:
+        with coordinated.hold("worker_a", RESOURCE) as a:
             a.apply("A's", write("A's"))
             servers.restart()
+            end_lease(coordinated.database, a.grant.lease)
             with coordinated.hold("worker_b", RESOURCE, ttl=30.0) as b:
                 b.apply("B's", write("B's"))
                 assert coordinated.apply("worker_a", a.token, 2).verdict == "STALE_OWNER"
