@@ -152,6 +152,7 @@ def end(registered: Database, route: str) -> Callable[[Lease], str]:
         end_lease(registered, lease.grant.lease)
         if route != "elsewhere":
             return "NOT_HELD"
+        lease.renew_now()
         assert lease.lost.wait(PATIENCE)
         last = proof_of(lease.shown.token).valid_until
         wait_until(lambda: time.time() * 1_000_000 > last, "its last proof is over")

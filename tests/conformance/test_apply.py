@@ -171,9 +171,9 @@ def test_r19_a_lease_that_ends_while_work_runs_is_not_committed(
 
     def dawdles(execute: Execute) -> None:
         settle(1)(execute)
-        execute("select pg_sleep(3.2)")
+        execute("select pg_sleep(4.2)")
 
-    with connect().hold(RESOURCE, operation="settle", ttl=3.0) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=4.0) as lease:
         with pytest.raises(errors.LeaseEndedError):
             lease.apply({"page": 1}, dawdles)
         assert states(served)[1] == "open"
@@ -190,7 +190,7 @@ def test_r20_the_server_ends_an_owner_that_stops_before_its_first_statement(
         wait_until(lambda: count(served, OPEN) == 1, "the segment is open")
         wait_until(lambda: count(served, OPEN) == 0, "the server has ended the session")
 
-    with connect().hold(RESOURCE, operation="settle", ttl=2.0) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=3.0) as lease:
         # Through a pooler it hears of a lost connection, and no more.
         with pytest.raises((errors.LeaseEndedError, errors.MutationUnknownError)):
             lease.apply({"page": 1}, stops)

@@ -155,7 +155,7 @@ def test_r28_in_shadow_those_that_would_be_refused_run_with_the_others(
     in_shadow: Database,  # noqa: F811
     end: Callable[[Lease], str],
 ) -> None:
-    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=6) as lease:
         lease.apply_many([page(1), page(2)])
         receipts = lease.apply_many([never(2), page(3), page(4)], segment=2)
         assert [(r.replayed, r.would_refuse) for r in receipts] == [

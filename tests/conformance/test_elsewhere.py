@@ -44,7 +44,7 @@ def test_r21_a_new_owner_has_raised_the_fence_before_it_can_read(
 def test_r13_r35_segments_are_applied_with_proofs_that_are_renewed(
     connect: Connect, served: Database
 ) -> None:
-    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=6) as lease:
         first = issued_at(lease)
         assert lease.apply({"page": 1}, settle(1)).segment_seq == 1
         wait_until(lambda: issued_at(lease) > first + 3_000_000, "renewed more than once")
@@ -58,9 +58,10 @@ def test_r42_a_silent_registry_is_ownership_unknown_though_the_database_answers(
 ) -> None:
     with proxy_to(registered.dsn("worker_a")) as proxy:
         fence = connect(registry_dsn=proxy.dsn)
-        with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
+        with fence.hold(RESOURCE, operation="settle", ttl=6) as lease:
             lease.apply({"page": 1}, settle(1))
             proxy.close()
+            lease.renew_now()
             wait_for_state(lease, State.OWNERSHIP_UNKNOWN)
             with pytest.raises(errors.OwnershipUnknownError):
                 lease.apply({"page": 2}, settle(2))
@@ -115,9 +116,9 @@ def test_r45_a_newer_lease_proves_with_its_proof_that_nothing_can_come(
         old.apply({"page": 1}, settle(1))
     coordinates = Coordinates(RESOURCE, old.operation_root, 2)
     monkeypatch.setattr(BaseLease, "_take_over", _nothing)
-    with fence.hold(RESOURCE, operation="settle", ttl=3) as newer:
+    with fence.hold(RESOURCE, operation="settle", ttl=6) as newer:
         granted = newer.grant.issued_at
-        wait_until(lambda: issued_at(newer) > granted + 1_500_000, "the grant shows it no more")
+        wait_until(lambda: issued_at(newer) > granted + 3_000_000, "the grant shows it no more")
         assert fence.reconcile(coordinates, grant=newer.token).reason == "GRANT_REFUSED"
         itself: Any = vars(newer)["_lease"]  # not the suite's wrapper
         assert fence.reconcile(coordinates, grant=itself).outcome == "PROVEN_NOT_APPLIED"

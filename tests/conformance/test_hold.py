@@ -12,6 +12,7 @@ from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import Driver, Execute, Lease
 from tests.proxy import proxy_to
 from tests.support import PATIENCE, Database, wait_until
+from tests.workers import end_lease
 
 WAITING = "select count(*) from pgfence_registry.requests where state = 'WAITING'"
 
@@ -88,7 +89,7 @@ def test_r35_a_lease_is_renewed_as_long_as_the_block_runs(
     connect: Connect, registered: Database
 ) -> None:
     ends = "select extract(epoch from lease_ends_at) * 1000 from pgfence_registry.grants"
-    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=6) as lease:
         first, fence_token = count(registered, ends), lease.fence_token
         wait_until(lambda: count(registered, ends) > first + 3000, "renewed more than once")
         assert lease.apply({"page": 1}, settle(1)).fence_token == fence_token
@@ -100,9 +101,10 @@ def test_r42_a_lost_renewal_is_asked_again_and_work_goes_on_with_the_same_fence(
     caplog.set_level("DEBUG", "pgfence.client")
     with proxy_to(registered.dsn("worker_a")) as proxy:
         fence = connect(registry_dsn=proxy.dsn)
-        with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
+        with fence.hold(RESOURCE, operation="settle", ttl=15) as lease:
             lease.apply({"page": 1}, settle(1))
             proxy.cut_when_used()
+            lease.renew_now()
             wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
             wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
             again = lease.apply({"page": 2}, settle(2))
@@ -114,8 +116,9 @@ def test_r42_r43_without_the_registry_nothing_new_starts_and_the_lease_ends_by_t
 ) -> None:
     with proxy_to(registered.dsn("worker_a")) as proxy:
         fence = connect(registry_dsn=proxy.dsn)
-        with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
+        with fence.hold(RESOURCE, operation="settle", ttl=4) as lease:
             proxy.close()
+            lease.renew_now()
             wait_for_state(lease, State.OWNERSHIP_UNKNOWN)
             with pytest.raises(errors.OwnershipUnknownError):
                 lease.apply({"page": 1}, settle(1))
@@ -134,9 +137,10 @@ def test_r10_a_partitioned_owner_is_refused_when_another_one_has_written(
     """etcd#10811: cut off from the registry, it still reaches the database."""
     with proxy_to(registered.dsn("worker_a")) as proxy:
         cut_off = connect(registry_dsn=proxy.dsn)
-        with cut_off.hold(RESOURCE, operation="settle", ttl=3) as old:
+        with cut_off.hold(RESOURCE, operation="settle", ttl=30) as old:
             old.apply({"page": 1}, settle(1, "by A"))
             proxy.close()
+            end_lease(registered, old.grant.lease)
             with connect("worker_b").hold(
                 RESOURCE, operation="settle", continues_root=old.operation_root
             ) as new:

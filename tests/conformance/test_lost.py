@@ -13,7 +13,7 @@ from tests.conformance.drivers import Execute, Lease
 from tests.conformance.test_hold import wait_for_move, wait_for_state
 from tests.proxy import proxy_to
 from tests.support import PATIENCE, Database, wait_until
-from tests.workers import end_lease
+from tests.workers import end_lease, in_background
 
 
 @pytest.fixture(params=["direct", "elsewhere"])
@@ -45,9 +45,10 @@ def test_r42_r43_in_doubt_a_lease_is_not_lost_and_by_the_own_clock_it_is(
 ) -> None:
     with proxy_to(registered.dsn("worker_a")) as proxy:
         fence = connect(registry_dsn=proxy.dsn)
-        with fence.hold(RESOURCE, operation="settle", ttl=1.5) as lease:
+        with fence.hold(RESOURCE, operation="settle", ttl=4) as lease:
             calls = Calls(lease)
             proxy.close()
+            lease.renew_now()
             wait_for_state(lease, State.OWNERSHIP_UNKNOWN)
             assert not lease.lost.is_set()
             assert not calls.called.is_set()
@@ -65,9 +66,10 @@ def test_r42_a_renewal_that_is_answered_in_the_end_is_no_loss(
     caplog.set_level("DEBUG", "pgfence.client")
     with proxy_to(registered.dsn("worker_a")) as proxy:
         fence = connect(registry_dsn=proxy.dsn)
-        with fence.hold(RESOURCE, operation="settle", ttl=3) as lease:
+        with fence.hold(RESOURCE, operation="settle", ttl=15) as lease:
             calls = Calls(lease)
             proxy.cut_when_used()
+            lease.renew_now()
             wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
             wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
             assert not lease.lost.wait(0)
@@ -76,9 +78,10 @@ def test_r42_a_renewal_that_is_answered_in_the_end_is_no_loss(
 
 
 def test_r41_by_the_registry_s_word_a_lease_is_lost(connect: Connect, registered: Database) -> None:
-    with connect().hold(RESOURCE, operation="settle", ttl=1.5) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=30) as lease:
         calls = Calls(lease)
         end_lease(registered, lease.grant.lease)
+        lease.renew_now()
         assert lease.lost.wait(PATIENCE)
         assert calls.called.wait(PATIENCE)
 
@@ -86,11 +89,12 @@ def test_r41_by_the_registry_s_word_a_lease_is_lost(connect: Connect, registered
 def test_r41_a_lease_that_somebody_else_released_is_lost(
     connect: Connect, registered: Database
 ) -> None:
-    with connect().hold(RESOURCE, operation="settle", ttl=1.5) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=30) as lease:
         calls = Calls(lease)
         registered.connect("worker_a").execute(
             "select pgfence_registry.release(%s)", [lease.grant.lease]
         )
+        lease.renew_now()
         assert lease.lost.wait(PATIENCE)
         assert lease.state is State.RELEASED
         assert calls.called.wait(PATIENCE)
@@ -115,9 +119,10 @@ def test_what_on_lost_calls_may_fail_and_comes_also_when_it_is_lost_already(
     def fails() -> None:
         raise ValueError("cannot be stopped")
 
-    with connect().hold(RESOURCE, operation="settle", ttl=1.5) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=30) as lease:
         lease.on_lost(fails)
         end_lease(registered, lease.grant.lease)
+        lease.renew_now()
         assert lease.lost.wait(PATIENCE)
         assert Calls(lease).called.wait(PATIENCE)
         wait_until(lambda: "cannot be stopped" in caplog.text, "the failure is logged")
@@ -131,16 +136,22 @@ def test_r43_what_runs_when_the_lease_is_lost_is_stopped_and_not_written(
 
     def dawdles(execute: Execute) -> None:
         settle(1)(execute)
-        end_lease(registered, lease.grant.lease)
         execute("select pg_sleep(600)")
+
+    def lose() -> None:
+        wait_until(lambda: count(served, running) == 1, "the statement runs")
+        end_lease(registered, lease.grant.lease)
+        lease.renew_now()
 
     running = (
         "select count(*) from pg_stat_activity"
         " where state = 'active' and query = 'select pg_sleep(600)'"
     )
-    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=30) as lease:
+        losing = in_background(lose)
         with pytest.raises(errors.LeaseEndedError, match="lost while the work function ran"):
             lease.apply({"page": 1}, dawdles)
+        losing.result(PATIENCE)
         assert lease.lost.is_set()
         wait_until(lambda: count(served, running) == 0, "the statement is cancelled")
         with pytest.raises(errors.NotHeldError):
@@ -156,10 +167,11 @@ def test_r43_work_that_uses_no_connection_looks_for_itself(
     def computes(execute: Execute) -> None:
         settle(1)(execute)
         end_lease(registered, lease.grant.lease)
+        lease.renew_now()
         assert lease.lost.wait(PATIENCE)
 
     with (
-        connect().hold(RESOURCE, operation="settle", ttl=1.5) as lease,
+        connect().hold(RESOURCE, operation="settle", ttl=30) as lease,
         pytest.raises(errors.LeaseEndedError),
     ):
         lease.apply({"page": 1}, computes)

@@ -45,7 +45,7 @@ def test_r28_refused_segment_is_let_through_with_a_warning_and_its_number_stays(
 def test_r28_worker_whose_lease_is_over_goes_on_until_it_is_enforced(
     connect: Connect, in_shadow: Database, end: Callable[[Lease], str]
 ) -> None:
-    with connect().hold(RESOURCE, operation="settle", ttl=3) as lease:
+    with connect().hold(RESOURCE, operation="settle", ttl=6) as lease:
         lease.apply(1, settle(1))
         refusal = end(lease)
         for number in (2, 3):  # the second time the client knows that it is over

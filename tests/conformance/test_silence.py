@@ -19,6 +19,7 @@ def test_r42_a_renewal_without_answer_is_doubted_and_asked_again_on_a_new_connec
         connect(registry_dsn=proxy.dsn).hold(RESOURCE, operation="settle", ttl=9) as lease,
     ):
         proxy.freeze()
+        lease.renew_now()
         wait_for_move(caplog, "RENEWING -> OWNERSHIP_UNKNOWN")
         wait_for_move(caplog, "OWNERSHIP_UNKNOWN -> HELD")
         receipt = lease.apply({"page": 1}, lambda execute: execute(SETTLE, 1, "settled"))
