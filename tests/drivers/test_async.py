@@ -603,8 +603,10 @@ def test_no_prepared_statement_is_left_where_none_is_wanted(
 
 
 def test_a_call_that_takes_too_long_is_cancelled_in_the_server(
-    database: Database, driver: Any
+    database: Database, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (psycopg_async, asyncpg_driver):  # or a slow moment costs the connection
+        monkeypatch.setattr(module, "CANCEL", PATIENCE)
     blocker = database.connect("billing_owner", autocommit=False)
     blocker.execute("create table locked ()")
     blocker.commit()

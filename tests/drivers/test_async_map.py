@@ -34,11 +34,11 @@ def driver(request: pytest.FixtureRequest) -> Literal["psycopg", "asyncpg"]:
 
 @asynccontextmanager
 async def hold(
-    database: Database, driver: Literal["psycopg", "asyncpg"], ttl: float = 60.0
+    database: Database, driver: Literal["psycopg", "asyncpg"]
 ) -> AsyncIterator[pgfence.AsyncLease]:
     async with (
         pgfence.connect_async(database.dsn("worker_a"), driver=driver) as fence,
-        fence.hold(RESOURCE, operation="settle", ttl=ttl) as lease,
+        fence.hold(RESOURCE, operation="settle", ttl=9) as lease,
     ):
         yield lease
 
@@ -49,6 +49,12 @@ def run(doing: Callable[[], Awaitable[None]]) -> None:
             await doing()
 
     asyncio.run(within())
+
+
+def lose(database: Database, lease: pgfence.AsyncLease) -> None:
+    """Let the lease end, and its worker ask at once rather than at a third of it."""
+    end_lease(database, lease.grant.lease)
+    lease._registry_session.wake()
 
 
 async def nothing(tx: Any, computed: Any) -> None:
@@ -116,10 +122,10 @@ def test_r43_a_block_is_cancelled_when_the_lease_is_lost(
     database: Database, driver: Literal["psycopg", "asyncpg"]
 ) -> None:
     async def doing() -> None:
-        async with hold(database, driver, ttl=1.5) as lease:
+        async with hold(database, driver) as lease:
             with pytest.raises(errors.NotHeldError):
                 async with lease.while_held():
-                    end_lease(database, lease.grant.lease)
+                    lose(database, lease)
                     await asyncio.Event().wait()
             assert lease.lost.is_set()
             with pytest.raises(errors.NotHeldError):
@@ -133,7 +139,7 @@ def test_a_block_that_ends_while_the_lease_is_held_is_left_alone(
     database: Database, driver: Literal["psycopg", "asyncpg"]
 ) -> None:
     async def doing() -> None:
-        async with hold(database, driver, ttl=1.5) as lease:
+        async with hold(database, driver) as lease:
             async with lease.while_held():
                 await asyncio.sleep(0)
             with pytest.raises(TimeoutError):
@@ -142,7 +148,7 @@ def test_a_block_that_ends_while_the_lease_is_held_is_left_alone(
             with pytest.raises(ValueError, match="of the block"):
                 async with lease.while_held():
                     raise ValueError("of the block")
-            end_lease(database, lease.grant.lease)
+            lose(database, lease)
             assert await lease.lost.wait()
             await asyncio.sleep(0)  # nobody is cancelled who has left the block
 
@@ -155,8 +161,8 @@ def test_r28_in_shadow_a_block_is_left_alone(
     shadow(database, "invoice-batch/")
 
     async def doing() -> None:
-        async with hold(database, driver, ttl=1.5) as lease, lease.while_held():
-            end_lease(database, lease.grant.lease)
+        async with hold(database, driver) as lease, lease.while_held():
+            lose(database, lease)
             assert await lease.lost.wait()
             await asyncio.sleep(0)
 

@@ -13,6 +13,7 @@ from psycopg.rows import class_row, dict_row, namedtuple_row
 import pgfence
 from pgfence import errors
 from pgfence.client import protocol
+from pgfence.drivers import psycopg as driver
 from pgfence.drivers.psycopg import Session
 from tests.registry import registry
 from tests.support import PATIENCE, Database, Keys, set_for_roles, wait_until_blocked
@@ -178,7 +179,10 @@ def test_no_prepared_statement_is_left_where_none_is_wanted(database: Database, 
     assert names == []
 
 
-def test_a_call_that_takes_too_long_is_cancelled_in_the_server(database: Database) -> None:
+def test_a_call_that_takes_too_long_is_cancelled_in_the_server(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "CANCEL", PATIENCE)  # or a slow moment costs the connection
     blocker = database.connect("billing_owner", autocommit=False)
     blocker.execute("create table locked ()")
     blocker.commit()

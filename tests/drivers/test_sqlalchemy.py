@@ -265,13 +265,13 @@ def test_work_may_use_savepoints(fence: pgfence.Fence[Session], served: Database
 
 
 def outlast(session: Session) -> None:
-    """Stay in a transaction until a lease of two seconds has ended for it, unseen by the server."""
+    """Stay in a transaction until its lease of four seconds has ended, unseen by the server."""
     session.add(Invoice(id=2))
     session.flush()
     session.execute(text("set local idle_in_transaction_session_timeout = 0"))
     if session.scalar(text("select current_setting('transaction_timeout', true)")) is not None:
         session.execute(text("set local transaction_timeout = 0"))
-    session.execute(text("select pg_sleep(2.2)"))
+    session.execute(text("select pg_sleep(4.2)"))
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
@@ -318,7 +318,7 @@ def test_autocommit_is_refused_and_there_is_a_way_out(
 def test_r19_two_phases_make_one_segment(engine: Engine, served: Database) -> None:
     with (
         pgfence.connect(sessionmaker(engine, twophase=True)) as fence,
-        fence.hold(BATCH, operation="settle", ttl=2) as lease,
+        fence.hold(BATCH, operation="settle", ttl=4) as lease,
     ):
         lease.apply(1, lambda session: session.add(Invoice(id=1)))
         with pytest.raises(errors.LeaseEndedError):
@@ -534,7 +534,7 @@ def test_r19_at_a_caller_s_commit_our_error_is_in_the_driver_s_and_raised_on_req
     fence: pgfence.Fence[Session], engine: Engine, served: Database, twophase: bool
 ) -> None:
     with (
-        fence.hold(BATCH, operation="settle", ttl=2) as lease,
+        fence.hold(BATCH, operation="settle", ttl=4) as lease,
         pytest.raises(errors.LeaseEndedError) as caught,
         pgfence.translated_errors(),
         Session(engine, twophase=twophase) as session,

@@ -251,7 +251,7 @@ def test_r19_at_a_caller_s_commit_our_error_is_raised_on_request(
         async with (
             engine() as made,
             pgfence.connect_async(async_sessionmaker(made)) as fence,
-            fence.hold(BATCH, operation="settle", ttl=2) as lease,
+            fence.hold(BATCH, operation="settle", ttl=4) as lease,
         ):
             with pytest.raises(errors.LeaseEndedError) as caught, pgfence.translated_errors():
                 async with AsyncSession(made) as session, session.begin():

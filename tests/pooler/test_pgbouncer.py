@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 import pgfence
 from pgfence import errors
 from pgfence.client import protocol
+from pgfence.drivers import psycopg as driver
 from pgfence.drivers.psycopg import Session, is_pooled
 from tests import guarded
 from tests.guarded import BATCH, DAY, NEXT_BATCH
@@ -207,7 +208,10 @@ def test_r36_a_waiter_gets_the_resource_though_nobody_can_wake_it(
     assert set(channels) == {("somebody_else",)}
 
 
-def test_a_call_that_takes_too_long_is_cancelled_and_nobody_else(served: PooledDatabase) -> None:
+def test_a_call_that_takes_too_long_is_cancelled_and_nobody_else(
+    served: PooledDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "CANCEL", PATIENCE)  # or a slow moment costs the connection
     owner = served.connect("billing_owner", autocommit=False)
     owner.execute("lock invoices")
     session = Session(served.dsn("worker_a"), prepare_threshold=None)
