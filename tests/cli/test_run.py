@@ -381,7 +381,7 @@ def test_r43_a_pgfence_run_that_was_stopped_past_its_lease_stops_the_command(
 ) -> None:
     """Meanwhile the command writes, and PostgreSQL refuses it."""
     command = f"echo ready; read -r go; {SCRIPT}\n{OBEDIENT.format(signals='TERM')}"
-    arguments = ["--ttl", "2", "--", "sh", "-c", command]
+    arguments = ["--ttl", "4", "--", "sh", "-c", command]
     with running(invoices, *arguments, stdin=subprocess.PIPE) as process:
         assert hear(process) == "ready"
         process.send_signal(signal.SIGSTOP)
@@ -405,7 +405,7 @@ def test_r43_a_command_whose_registry_is_silent_is_stopped_when_its_time_is_up(
 ) -> None:
     """No error ever comes."""
     with proxy_to(invoices.dsn("worker_a")) as network:
-        arguments = ["--dsn", network.dsn, "--ttl", "2"]
+        arguments = ["--dsn", network.dsn, "--ttl", "4"]
         command = OBEDIENT.format(signals="TERM")
         with running(invoices, *arguments, "--", "sh", "-c", command) as process:
             assert hear(process) == "up"
@@ -417,7 +417,7 @@ def test_r43_a_command_whose_registry_is_silent_is_stopped_when_its_time_is_up(
 
 def test_a_lease_that_cannot_be_given_back_keeps_nobody_waiting(invoices: Database) -> None:
     with proxy_to(invoices.dsn("worker_a")) as network:
-        arguments = ["--dsn", network.dsn, "--ttl", "2", "--", "sh", "-c", "echo up; read -r go"]
+        arguments = ["--dsn", network.dsn, "--ttl", "5", "--", "sh", "-c", "echo up; read -r go"]
         with running(invoices, *arguments, stdin=subprocess.PIPE) as process:
             assert hear(process) == "up"
             network.freeze()
@@ -434,7 +434,7 @@ def test_r28_in_shadow_nothing_is_stopped(database: Database, keys: Keys) -> Non
     with (
         registry(database, keys),
         running(
-            database, "--ttl", "3", "--", "sh", "-c", command, stdin=subprocess.PIPE
+            database, "--ttl", "9", "--", "sh", "-c", command, stdin=subprocess.PIPE
         ) as process,
     ):
         assert hear(process) == "up"

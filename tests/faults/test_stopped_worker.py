@@ -13,7 +13,7 @@ from tests.registry import registry, registry_process
 from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_state
 from tests.workers import in_background
 
-TTL = 3.0
+TTL = 5.0
 UPDATE = "update invoices set state = 'by A' where id = 1"
 UNSET = [
     "set idle_in_transaction_session_timeout = 0",

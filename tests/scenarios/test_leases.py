@@ -187,6 +187,7 @@ def test_marm_memory_128_renewals_that_fail_for_longer_than_the_lease_end_it_by_
         lease.on_lost(told.set)
         lease.apply(1, say("before"))
         proxy.freeze()  # the connections stay, and are silent
+        proxy.refuse_new()
         assert lease.lost.wait(PATIENCE)
         assert told.wait(PATIENCE)
         assert lease.state is State.EXPIRED

@@ -93,6 +93,7 @@ def test_etcd_10811_a_client_that_is_cut_off_does_not_write_beside_the_new_owner
             "A's", lambda tx: tx.execute("insert into results values (%s, 'A')", [RESOURCE])
         )
         network.freeze()
+        network.refuse_new()  # or a new connection might come just in time
         wait_until(lambda: lease.state is pgfence.State.EXPIRED, "A knows that its time is up")
         taken = b.acquire(RESOURCE)
         wait_until(lambda: b.ask(RESOURCE, taken.request_id).state == "HELD", "B holds it")
