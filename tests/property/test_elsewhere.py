@@ -100,7 +100,6 @@ def elsewhere(database: Database, registry: Database, keys: Keys) -> Begin:
 def test_r13_random_histories_with_the_registry_elsewhere_agree_with_the_model(
     database: Database, registry_database: Database, keys: Keys
 ) -> None:
-    seen = live(elsewhere(database, registry_database, keys), HISTORIES)
-    assert seen["ACCEPTED"] > 0
-    assert seen["STALE_STATUS"] > 0
-    assert seen["STALE_OWNER"] > 0
+    wanted = {"ACCEPTED", "STALE_STATUS", "STALE_OWNER"}
+    seen = live(elsewhere(database, registry_database, keys), HISTORIES, *wanted)
+    assert seen.keys() >= wanted
