@@ -59,6 +59,14 @@ def served(database: Database, keys: Keys) -> Iterator[Database]:
 
 
 @pytest.fixture
+def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For who gives back what it asked for: usually a server that is silent has a second for it,
+    and then it ends by itself.
+    """
+    monkeypatch.setattr(protocol.leases, "SHORTEST_CALL", PATIENCE)
+
+
+@pytest.fixture
 def plain(driver: Any, served: Database) -> Callable[[], Any]:
     """Connects as worker_a by a DSN."""
     return lambda: pgfence.connect_async(served.dsn("worker_a"), driver=driver)
@@ -178,6 +186,7 @@ async def cancelled_at(doing: Coroutine[Any, Any, object], at: int, *, again: bo
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "again and again"])
+@pytest.mark.usefixtures("enough_time")
 def test_r36_a_waiter_that_is_cancelled_wherever_it_waits_leaves_the_queue(
     fence: Callable[[], Any], served: Database, again: bool
 ) -> None:
@@ -206,6 +215,7 @@ def test_r36_a_waiter_that_is_cancelled_wherever_it_waits_leaves_the_queue(
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "again and again"])
+@pytest.mark.usefixtures("enough_time")
 def test_r36_an_owner_that_is_cancelled_wherever_it_waits_gives_the_lease_back(
     fence: Callable[[], Any], served: Database, again: bool
 ) -> None:
@@ -226,6 +236,7 @@ def test_r36_an_owner_that_is_cancelled_wherever_it_waits_gives_the_lease_back(
     settled_down(served)
 
 
+@pytest.mark.usefixtures("enough_time")
 def test_r36_an_owner_that_is_cancelled_at_any_moment_gives_the_lease_back(
     fence: Callable[[], Any], served: Database
 ) -> None:
@@ -431,7 +442,7 @@ def test_r43_a_task_may_be_cancelled_when_the_lease_is_lost(
     fence: Callable[[], Any], served: Database
 ) -> None:
     async def worker() -> None:
-        async with fence() as owner, owner.hold(RESOURCE, operation="settle", ttl=1) as lease:
+        async with fence() as owner, owner.hold(RESOURCE, operation="settle", ttl=4) as lease:
             task = asyncio.current_task()
             assert task is not None
             lease.on_lost(task.cancel)
