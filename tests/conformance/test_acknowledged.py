@@ -11,7 +11,7 @@ from pgfence import errors
 from pgfence.model.receipt import Receipt
 from tests.conformance.conftest import NOT_POOLED, RESOURCE, SETTLE, Connect, count
 from tests.conformance.drivers import Asyncpg, Driver, Execute, Psycopg
-from tests.support import Database
+from tests.support import PATIENCE, Database
 from tests.workers import as_owner
 
 
@@ -67,7 +67,7 @@ def test_r47_an_owner_whose_acknowledged_segments_are_missing_does_not_get_the_r
         assert f"segment 102 of fence {lost.fence_token} ({lost.digest})" in str(caught.value)
     assert count(served, "select count(*) from pgfence.receipts") == 2
     # It does not keep others waiting.
-    with connect("worker_b").hold(RESOURCE, operation="settle", timeout=0):
+    with connect("worker_b").hold(RESOURCE, operation="settle", timeout=PATIENCE):
         pass
 
 

@@ -103,7 +103,7 @@ def test_r46_an_interrupted_map_stops_in_order_and_releases(invoices: Database, 
         assert worker.process.wait(PATIENCE) != 0
         with (
             pgfence.connect(invoices.dsn("worker_b")) as fence,
-            fence.hold(RESOURCE, operation="settle", timeout=0) as lease,  # not after 60 seconds
+            fence.hold(RESOURCE, operation="settle", timeout=30) as lease,  # not after 60 seconds
         ):
             assert lease.position().total_segments == 3
     rows = watch.execute("select id from invoices where state = 'by A' order by id").fetchall()
