@@ -183,6 +183,11 @@ def told(
         _fail_with(error, unreachable, refused, needs)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        # Whoever reads us through a pipe may stop (typer knows what to do); a disk may be full.
+        if isinstance(error, BrokenPipeError):
+            raise
+        fail(refused, f"a file or an output cannot be used: {error}")
 
 
 def _fail_with(error: psycopg.Error, unreachable: int, refused: int, needs: str | None) -> NoReturn:

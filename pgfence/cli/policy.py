@@ -66,15 +66,19 @@ def set_(
         bool, typer.Option("--any-operation", help="Allow every operation class.")
     ] = False,
     largest_step: Annotated[
-        int | None, typer.Option(help="Largest jump of the fence token.", show_default=False)
+        int | None,
+        typer.Option(help="Largest jump of the fence token.", show_default=False, max=2**53 - 1),
     ] = None,
     largest_ttl: Annotated[
-        float | None, typer.Option(help="Longest lease, in seconds.", show_default=False)
+        float | None,
+        typer.Option(help="Longest lease, in seconds.", show_default=False, min=0.1, max=2**40),
     ] = None,
     generation: Annotated[
         int | None,
         typer.Option(
-            show_default=False, help="Number of the generation, the same where the registry is."
+            show_default=False,
+            max=2**53 - 1,
+            help="Number of the generation, the same where the registry is.",
         ),
     ] = None,
     dsn: Dsn = "",

@@ -36,7 +36,9 @@ def receipts(
     ],
     older_than: Annotated[
         int | None,
-        typer.Option(help=_OF_PRUNE + "days that receipts are kept.", metavar="DAYS", min=1),
+        typer.Option(
+            help=_OF_PRUNE + "days that receipts are kept.", metavar="DAYS", min=1, max=36500
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help=_OF_PRUNE + "show what would go, change nothing.")

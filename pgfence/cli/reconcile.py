@@ -27,7 +27,9 @@ _RIGHTS = "a role of the workload, or a member of pgfence_owner; --look: also in
 @reported
 def reconcile(
     watch: Annotated[bool, typer.Option("--watch", help="Go on until SIGTERM or Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(help="Of --watch: seconds between rounds.", min=0.1)] = 10,
+    every: Annotated[
+        float, typer.Option(help="Of --watch: seconds between rounds.", min=0.1, max=86400)
+    ] = 10,
     handler: Annotated[
         list[str] | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Who answers what cannot be proven."),
@@ -110,7 +112,7 @@ def _show(done: process.Round) -> None:
 def answer(
     resource: Annotated[str, typer.Argument(help="As `pgfence reconcile --json` shows it.")],
     operation_root: Annotated[str, typer.Argument(help="sha256: and 64 digits.")],
-    segment: Annotated[int, typer.Argument(min=1)],
+    segment: Annotated[int, typer.Argument(min=1, max=2**53 - 1)],
     says: Annotated[process.Says, typer.Argument(help="What became of it.")],
     evidence: Annotated[str, typer.Option(help="What shows it; kept for whoever asks later.")],
     dsn: Dsn = "",

@@ -12,7 +12,7 @@ def resume(
     resource: Annotated[str, typer.Argument(help="The paused resource.")],
     reason: Reason = "",
     above: Annotated[
-        int, typer.Option(min=0, help="A fence token that is known from elsewhere.")
+        int, typer.Option(min=0, max=2**52, help="A fence token that is known from elsewhere.")
     ] = 0,
     dsn: Dsn = "",
     as_json: Json = False,

@@ -12,7 +12,6 @@ from pgfence.client import protocol
 from pgfence.client.database import Database, S
 from pgfence.client.proofs import Proofs
 from pgfence.client.protocol import Answer, Failed, Reopen, Request, Run, Steps
-from pgfence.client.trust import Verifier
 from pgfence.clock import moment, monotonic
 from pgfence.coordinators.protocol import Claim, Patience, Standing, claim_of, directory
 from pgfence.model.grant import Grant
@@ -86,7 +85,7 @@ def _ask(
     try:
         answer = yield from protocol.acquire(wanted, timeout, monotonic, standing)
         yield from database.at_resource(database.verifier.follow())
-        grant = _checked(database.verifier, wanted, answer)
+        grant = _checked(database, wanted, answer)
         in_shadow = bool(answer.in_shadow)
         yield from database.at_resource(refuse_lost(database, wanted.resource, in_shadow))
         if not database.elsewhere:
@@ -138,15 +137,15 @@ def _withdraw(request_id: str, *, reopen: bool) -> Steps[None]:
         _log.warning("request %s was not withdrawn: %s", request_id, error)
 
 
-def _checked(verifier: Verifier, request: Request, answer: Answer) -> Grant:
+def _checked(database: Database[S], request: Request, answer: Answer) -> Grant:
     """The grant in the registry's answer, if it is genuine and what was asked for (R54)."""
     try:
-        grant = verifier.verify(answer.token or "")
+        grant = database.verifier.verify(answer.token or "")
     except errors.TokenRefusedError as refused:
         verdict = Verdict(
             refused.verdict,
             reason=refused.reason,
-            explanation="the registry's grant failed this client's own check",
+            explanation=_why(refused, database),
             resource=request.resource,
         )
         raise errors.refusal(verdict) from refused
@@ -154,3 +153,12 @@ def _checked(verifier: Verifier, request: Request, answer: Answer) -> Grant:
     if (grant.request_id, grant.resource, grant.operation_root, grant.lease) != wanted:
         raise errors.PgfenceError(f"the registry's grant is not what {request.request_id} is for")
     return grant
+
+
+def _why(refused: errors.TokenRefusedError, database: Database[S]) -> str:
+    if refused.verdict == "WRONG_AUDIENCE":
+        return (
+            f"the registry has the resource in database {refused.reason}, and this one is "
+            f"{database.audience}: pgfence registry place says where resources are"
+        )
+    return "the registry's grant failed this client's own check"

@@ -182,7 +182,8 @@ class AsyncLease(BaseLease[AsyncSession]):
 
         As `Lease.map`; `workers` tasks compute at a time. When it ends early, they are cancelled.
         """
-        check_counts(workers=workers, ahead=ahead or 1, together=together, first=first)
+        ahead = 2 * workers if ahead is None else ahead
+        check_counts(workers=workers, ahead=ahead, together=together, first=first)
         await self.wait_held()
         total, earlier = await self._in_turn(self._stand())
         tasks: set[asyncio.Task[_Computed]] = set()
@@ -229,7 +230,7 @@ class AsyncLease(BaseLease[AsyncSession]):
                     payload,
                     first=first,
                     standing=total,
-                    ahead=max(ahead or 2 * workers, together),
+                    ahead=max(ahead, together),
                     together=together,
                     told=told,
                 )

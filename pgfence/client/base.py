@@ -631,8 +631,10 @@ def _segment(
 def check_counts(**counts: int) -> None:
     """Raise `InvalidArgumentError` if a number is none to count with."""
     for name, value in counts.items():
-        if type(value) is not int or value < 1:
-            raise errors.InvalidArgumentError(f"{name} must be an int from 1 on, not {value!r}")
+        if type(value) is not int or not 1 <= value < 2**53:
+            raise errors.InvalidArgumentError(
+                f"{name} must be an int from 1 to 2^53 - 1, not {value!r}"
+            )
 
 
 def refuse_unfinished(returned: object) -> None:

@@ -204,7 +204,8 @@ class Lease(BaseLease[Session], Generic[Tx]):
         `NotHeldError`; with `PayloadConflictError`; and with what `apply` raises. Computations that
         are running then are waited for: long ones can look at `lease.lost`.
         """
-        check_counts(workers=workers, ahead=ahead or 1, together=together, first=first)
+        ahead = 2 * workers if ahead is None else ahead
+        check_counts(workers=workers, ahead=ahead, together=together, first=first)
         self.wait_held()
         total, earlier = self._in_turn(self._stand())
         futures: set[Future[_Computed]] = set()
@@ -245,7 +246,7 @@ class Lease(BaseLease[Session], Generic[Tx]):
                     payload,
                     first=first,
                     standing=total,
-                    ahead=max(ahead or 2 * workers, together),
+                    ahead=max(ahead, together),
                     together=together,
                     told=told,
                 )

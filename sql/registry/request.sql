@@ -89,7 +89,8 @@ begin
     if v_term.coordinator <> 'postgres' and v_request.seen_at is null then
         perform pg_catalog.pg_notify('pgfence_sign', '');
         return pgfence_registry._wait(v_request, v_request.alive_until,
-            pg_catalog.format('no registry process has seen that its key holds the resource at %s', v_term.coordinator));
+            pg_catalog.format('no registry process has seen that its key holds the resource at %s: does one run with '
+                '--coordinator, and is it the same %1$s?', v_term.coordinator));
     end if;
     return pgfence_registry._decide(v_request, not v_new and not v_rebound);
 end

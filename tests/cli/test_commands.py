@@ -253,6 +253,43 @@ def test_workload_with_other_words_is_a_usage_error(pgfence: Pgfence, words: lis
     assert pgfence("workload", *words).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["policy", "set", "x", "--largest-ttl", "nan"],
+        ["policy", "set", "x", "--largest-ttl", "inf"],
+        ["policy", "set", "x", "--largest-step", 2**63],
+        ["policy", "set", "x", "--generation", 2**63],
+        ["receipts", "prune", "--older-than", 10**9],
+        ["reconcile", "--watch", "--every", "inf"],
+        ["resume", "x", "--above", 2**63],
+        ["restored", "--above", 2**63],
+        ["registry", "here", "--above", 2**63],
+        ["registry", "place", "x", "billing", "--above", 2**63],
+        ["answer", "x", f"sha256:{'0' * 64}", 2**63, "APPLIED", "--evidence", "seen"],
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_a_usage_error(
+    pgfence: Pgfence, database: Database, words: list[str]
+) -> None:
+    said = pgfence(*words, on=database)
+    assert said.exit_code == 2, said
+    assert "range" in said.err or "less than" in said.err or "greater than" in said.err
+
+
+def test_an_output_that_is_full_is_an_error_and_no_traceback(database: Database) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", "from pgfence.cli import main; main()", "protected"],
+            env=os.environ | {"PGFENCE_DSN": database.dsn("dba")},
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("pgfence: ")
+    assert "No space left" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 # protect
 
 

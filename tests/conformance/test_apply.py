@@ -63,6 +63,14 @@ def test_segments_are_numbered_from_one_on(connect: Connect) -> None:
     assert numbers == [1, 2, 3]
 
 
+@pytest.mark.parametrize("number", [0, -1, 1.0, True, "1", 2**53, 2**63])
+def test_a_number_that_is_no_segment_s_is_said_to_be_none(connect: Connect, number: Any) -> None:
+    with connect().hold(RESOURCE, operation="settle") as lease:
+        with pytest.raises(errors.InvalidArgumentError, match="segment must be an int from 1 to"):
+            lease.apply("page", settle(1), segment=number)
+        assert lease.apply("page", settle(1)).segment_seq == 1
+
+
 def test_r12_a_segment_again_gives_the_original_receipt_and_work_does_not_run(
     connect: Connect,
 ) -> None:

@@ -166,7 +166,7 @@ def test_r54_a_grant_for_another_database_is_not_used(
     with psycopg.connect(registered.dsn("dba")) as dba:
         dba.execute("select pgfence.place('invoice-batch/', 'archive')")
     with (
-        pytest.raises(errors.WrongAudienceError),
+        pytest.raises(errors.WrongAudienceError, match="in database archive, and this one is"),
         connect().hold(RESOURCE, operation="settle"),
     ):
         pytest.fail("held")
