@@ -13,6 +13,7 @@ On a role of a workload a round sees that workload's own, on a member of pgfence
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -36,6 +37,8 @@ _Segment = tuple[str, str, int]
 ALARM = 900.0
 #: Seconds that a round waits for a transaction that is open on a resource.
 _LOCK = 5.0
+#: Seconds that a handler gets to answer.
+_HANDLER = 60.0
 #: Installed packages offer handlers as entry points of this group.
 HANDLERS = "pgfence.handlers"
 
@@ -108,15 +111,45 @@ class Answer:
     evidence: str
 
 
-#: Answers, or None for what is not its own. What it raises is logged, and settles nothing.
+#: Answers, or None for what is not its own. What it raises is logged, and settles nothing; and so
+#: is that it has not answered in time.
 Handle = Callable[[Unknown], Answer | None]
 
 
-class Handler(NamedTuple):
-    """A domain's handler and its name, which is recorded with its answers."""
+class Handler:
+    """A domain's handler and its name, which is recorded with its answers.
 
-    name: str
-    handle: Handle
+    It is asked in a thread, so that one that hangs keeps neither proofs nor the alarm back.
+    """
+
+    def __init__(self, name: str, handle: Handle) -> None:
+        self.name = name
+        self._handle = handle
+        #: Where it was asked last, and may be still.
+        self._asking: threading.Thread | None = None
+
+    def ask(self, unknown: Unknown, within: float) -> Answer | None:
+        """Its answer. Raises what it raises, and TimeoutError after so many seconds; the answer
+        counts no more then, and it is asked again when it has come.
+        """
+        if self._asking is not None and self._asking.is_alive():
+            raise TimeoutError("it has not answered what it was asked before")
+        answers: Future[Answer | None] = Future()
+
+        def handle() -> None:
+            try:
+                answers.set_result(self._handle(unknown))
+            except BaseException as error:
+                answers.set_exception(error)
+
+        self._asking = threading.Thread(target=handle, name=f"pgfence {self.name}", daemon=True)
+        self._asking.start()
+        try:
+            return answers.result(within)
+        except TimeoutError:
+            if answers.done():  # it is the handler's own
+                raise
+            raise TimeoutError(f"no answer within {within:g} seconds") from None
 
 
 def load_handlers(names: Iterable[str] = ()) -> list[Handler]:
@@ -252,9 +285,9 @@ def _ask(conn: Connection, unknown: Unknown, handlers: list[Handler]) -> Unknown
 
 def _answer_of(handler: Handler, unknown: Unknown) -> Answer | None:
     try:
-        answer = handler.handle(unknown)
+        answer = handler.ask(unknown, _HANDLER)
         return answer if answer is None else Answer(Says(answer.says), str(answer.evidence))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         observe.event(
             _log, "handler failed", logging.ERROR, handler=handler.name, error=repr(error),
             **_fields(unknown),

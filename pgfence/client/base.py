@@ -115,6 +115,8 @@ class BaseFence(Generic[S]):
         if isinstance(grant, BaseLease):
             grant.check()
             return grant.token
+        if not isinstance(grant, str):
+            raise errors.InvalidArgumentError(f"grant must be a Lease or a token, not {grant!r}")
         return grant
 
     def _apply_within(

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from dataclasses import fields
 from importlib.metadata import EntryPoint
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pgfence import reconcile as process
 from pgfence.reconcile import HANDLERS, Answer, Says, Unknown
 from tests.cli.conftest import Pgfence
 from tests.cli.test_commands import BATCH, MANUAL, apply
@@ -23,6 +25,7 @@ from tests.workers import as_owner, end_lease
 
 DIGEST = "0" * 64
 ASKED: list[Unknown] = []
+ANSWERED = threading.Event()
 
 
 def handler(unknown: Unknown) -> Answer | None:
@@ -39,6 +42,15 @@ def talkative(unknown: Unknown) -> Answer | None:
     return Answer(Says.APPLIED, "x" * 4001)
 
 
+def silent(unknown: Unknown) -> Answer | None:
+    ANSWERED.wait()
+    return Answer(Says.NOT_APPLIED, "too late")
+
+
+def leaving(unknown: Unknown) -> Answer | None:
+    sys.exit(3)
+
+
 def broken(unknown: Unknown) -> Answer | None:
     raise RuntimeError("no route to the domain")
 
@@ -46,6 +58,7 @@ def broken(unknown: Unknown) -> Answer | None:
 @pytest.fixture(autouse=True)
 def _nothing_asked() -> None:
     ASKED.clear()
+    ANSWERED.clear()
 
 
 def unanswered(database: Database, resource: str = BATCH, *, segments: int = 0) -> Issued:
@@ -163,6 +176,25 @@ def test_r45_an_answer_that_is_none_stops_no_round(pgfence: Pgfence, database: D
     rows = said.document["remaining"]
     assert len(rows) == 2
     assert all("was not taken: answer_unknown: " in row["explanation"] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["silent", "leaving"])
+def test_r45_a_handler_that_hangs_or_exits_keeps_nothing_back(
+    pgfence: Pgfence,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    monkeypatch.setattr(process, "_HANDLER", 2.0)
+    for resource in ("mail/1", "mail/2"):
+        unanswered(database, resource)
+    named = ["--handler", f"{__name__}:{name}", "--handler", f"{__name__}:handler"]
+    said = pgfence("reconcile", *named, "--json", on=database)
+    ANSWERED.set()
+    assert [one["by"] for one in said.document["settled"]] == [f"{__name__}:handler"] * 2
+    whys = {"silent": ["no answer within 2", "asked before"], "leaving": ["SystemExit"]}
+    assert all(why in caplog.text for why in whys[name])
 
 
 @pytest.mark.parametrize("name", ["no.such.module:f", f"{__name__}:nobody", "no colon", ":"])

@@ -287,6 +287,18 @@ def test_r24_the_caller_s_transaction_is_admitted_and_never_committed_for_them(
     assert count(served, RECEIPTS) == 1
 
 
+@pytest.mark.parametrize("grant", [None, 5, b"v4.public."])
+def test_what_is_no_grant_is_said_to_be_none(
+    connect: Connect, driver: Driver, served: Database, grant: Any
+) -> None:
+    """As of a variable that is not set."""
+    with (
+        driver.transaction(served.dsn("worker_a")) as (conn, _),
+        pytest.raises(errors.InvalidArgumentError, match="grant must be a Lease or a token"),
+    ):
+        connect().apply(conn, grant, 1, "page")
+
+
 def test_r18_on_the_caller_s_connection_a_refusal_is_returned_so_that_evidence_can_be_committed(
     connect: Connect, driver: Driver, served: Database
 ) -> None:
