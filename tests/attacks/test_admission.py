@@ -17,9 +17,10 @@ WRITE = f"insert into invoices values (1, '{DAY}', 10)"
         "admitted_transaction = (%(xid)s::bigint + 1)::text::xid8",
         "admitted_transaction_start = %(start)s::timestamptz - interval '1 microsecond'",
         "admitted_backend = %(pid)s + 1",
+        "admitted_until = clock_timestamp()",
     ],
 )
-def test_r24_mark_of_another_transaction_start_or_backend_admits_nothing(
+def test_r24_mark_of_another_transaction_start_or_backend_or_one_that_is_over_admits_nothing(
     database: Database, keys: Keys, differs: str
 ) -> None:
     owner = database.connect("billing_owner")
@@ -42,7 +43,7 @@ def test_r24_mark_of_another_transaction_start_or_backend_admits_nothing(
         mark,
     )
     conn.execute("savepoint control")
-    run(conn, WRITE)  # the control: with all three alike it would be admitted
+    run(conn, WRITE)  # the control: with all of them alike it would be admitted
     conn.execute("rollback to control")
     as_owner(database, f"update pgfence.fences set {differs}", mark)
     with refused():

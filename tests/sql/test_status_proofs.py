@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 from pgfence import tokens
 from pgfence.model.status import StatusProof
 from tests.elsewhere import Owner, sign_proofs, use_registry_elsewhere
-from tests.support import Database, Keys, sign_pending, wait_until_blocked
+from tests.support import (
+    PATIENCE,
+    Database,
+    Keys,
+    sign_pending,
+    wait_until,
+    wait_until_blocked,
+)
 from tests.workers import (
     Worker,
     as_owner,
@@ -371,6 +379,55 @@ def test_r13_a_proof_of_another_grant_is_of_no_use(owner: Owner) -> None:
     held, other = owner.acquire(RESOURCE), owner.acquire("invoice-batch/2026-07-20")
     verdict = owner.apply(held.token, 1, owner.prove(other.lease))
     assert (verdict.verdict, verdict.reason) == ("STALE_STATUS", "OTHER_GRANT")
+
+
+def test_r9_a_proof_whose_key_ends_while_the_call_waits_shows_nothing(
+    owner: Owner, database: Database
+) -> None:
+    held = owner.acquire(RESOURCE)
+    proof = owner.prove(held.lease)
+    assert owner.apply(held.token, 1, proof).verdict == "ACCEPTED"
+    observer, holder = database.connect(), database.connect(autocommit=False)
+    holder.execute("select from pgfence.fences for no key update")
+    past = "select clock_timestamp() > expires_at from pgfence.trust_keys where purpose = 'status'"
+    waits = "select pg_blocking_pids(%s) <> '{}'"
+    calls: list[Future[Any]] = []
+    for seconds in (0.3, 1, 3, 10, 30):
+        as_owner(
+            database,
+            "update pgfence.trust_keys set expires_at = clock_timestamp() + %s * interval '1 s'"
+            " where purpose = 'status'",
+            [seconds],
+        )
+        calls.append(in_background(lambda: owner.apply(held.token, 2, proof)))
+        wait_until(
+            lambda: (
+                calls[-1].done()
+                or observer.execute(waits, [owner.resource.pid]).fetchone() == (True,)
+            ),
+            "the call waits for the fence row",
+        )
+        if not calls[-1].done():
+            break
+    wait_until(
+        lambda: observer.execute(past).fetchone() == (True,),
+        "the key has ended",
+    )
+    holder.rollback()
+    verdict = calls[-1].result(PATIENCE)
+    assert (verdict.verdict, verdict.reason) == ("UNKNOWN_KEY", "STATUS_PROOF")
+
+
+@pytest.mark.parametrize("ttl_ms", [10_000, 600_000])
+def test_r13_of_a_proof_and_a_registry_that_is_here_the_earlier_end_counts(
+    database: Database, keys: Keys, ttl_ms: int
+) -> None:
+    worker = Worker.login(database, keys, "worker_a")
+    held = worker.acquire(RESOURCE, ttl_ms=ttl_ms)
+    proof = status_proof(held.grant_digest, keys, grant_of(held.token).issued_at)
+    assert worker.apply(held.token, 1, status=proof).verdict == "ACCEPTED"
+    left = fence_row(database, RESOURCE).admitted_until - worker.look(held.lease).lease_ends_at
+    assert left.total_seconds() == min(0, 30 - TOLERANCE_MS / 1000 - ttl_ms / 1000)
 
 
 def test_r2_a_proof_is_no_grant_and_a_grant_no_proof(owner: Owner) -> None:

@@ -274,6 +274,30 @@ def test_r20_admission_limits_the_session_to_what_is_left_and_keeps_a_shorter_ti
         with worker.transaction():
             worker.apply(held.token, 4)
             assert 50 < worker.call(show).busy.total_seconds() <= 60
+        for segment, own, remains in ((5, "20s", 20), (6, "2h", 60)):
+            with worker.transaction():
+                worker.conn.execute(f"set local transaction_timeout = '{own}'")
+                worker.apply(held.token, segment)
+                assert remains - 10 < worker.call(show).busy.total_seconds() <= remains
+
+
+def test_r20_timer_of_the_transaction_that_runs_is_shortened(
+    worker: Worker, observer: psycopg.Connection[Any]
+) -> None:
+    if worker.conn.info.server_version < 170000:
+        pytest.skip("transaction_timeout came with PostgreSQL 17")
+    held = worker.acquire(RESOURCE)
+
+    def steps() -> None:
+        worker.conn.execute("set local transaction_timeout = '2h'")
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+        worker.conn.execute("set local idle_in_transaction_session_timeout = 0")
+
+    begin_before_the_end(worker, held.lease, steps)
+    wait_until_state(observer, worker.pid, None)
+    with pytest.raises(psycopg.Error) as caught:
+        worker.conn.execute("commit")
+    assert caught.value.sqlstate == "25P04"
 
 
 def test_r20_idle_owner_is_ended_by_the_server_when_its_lease_is_over(

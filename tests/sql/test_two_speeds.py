@@ -6,11 +6,21 @@ that the full check had found, and the next segment must meet the verdict of the
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import psycopg
 import pytest
 
-from tests.support import PATIENCE, Database, Keys, wait_until_blocked
-from tests.workers import Worker, as_owner, fence_row, in_background
+from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_blocked
+from tests.workers import (
+    Worker,
+    as_owner,
+    begin_before_the_end,
+    fence_row,
+    in_background,
+    lease_is_over,
+)
 
 RESOURCE = "invoice-batch/2026-07-19"
 BUMP = "update pgfence.configuration set version = version + 1"
@@ -164,6 +174,49 @@ def test_r20_renewed_lease_gives_the_next_transaction_its_full_length(worker: Wo
     end = worker.call("select lease_ends_at from pgfence_registry.look(%s)", [held.lease])
     assert end.lease_ends_at == renewed.lease_ends_at
     assert fence_row(worker.database, RESOURCE).admitted_until == renewed.lease_ends_at
+
+
+@pytest.mark.parametrize("between", [BUMP, "select"], ids=["checked in full", "the quick way"])
+def test_r20_a_later_segment_does_not_prolong_its_transaction(
+    worker: Worker, database: Database, keys: Keys, between: str
+) -> None:
+    renewer = Worker.login(database, keys, "worker_a")
+    held = worker.acquire(RESOURCE, ttl_ms=60_000)
+    with worker.transaction():
+        worker.apply(held.token, 1)
+        assert renewer.renew(held.lease).lease_ends_at > held.lease_ends_at
+        as_owner(database, between)
+        worker.apply(held.token, 2)
+    assert fence_row(database, RESOURCE).admitted_until == held.lease_ends_at
+    worker.apply(held.token, 3)
+    assert fence_row(database, RESOURCE).admitted_until > held.lease_ends_at
+
+
+def test_r9_lease_that_ends_while_the_quick_way_waits_ends_in_40001(
+    worker: Worker, database: Database, keys: Keys
+) -> None:
+    held = worker.acquire(RESOURCE)
+    worker.apply(held.token, 1)
+    holder = database.connect(autocommit=False)
+    holder.execute("set role pgfence_owner")
+    holder.execute("select from pgfence.fences for no key update")
+    observer, second = database.connect(), Worker.login(database, keys, "worker_a")
+    calls: list[Future[Any]] = []
+
+    def steps() -> None:
+        calls.append(in_background(lambda: second.apply(held.token, 2)))
+        waits = "select pg_blocking_pids(%s) <> '{}'"
+        wait_until(
+            lambda: calls[-1].done() or observer.execute(waits, [second.pid]).fetchone() == (True,),
+            "the call waits for the fence row",
+        )
+        assert not calls[-1].done()
+
+    begin_before_the_end(second, held.lease, steps)
+    wait_until(lambda: lease_is_over(database, held.lease), "the lease is over")
+    holder.rollback()
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        calls[-1].result(PATIENCE)
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
