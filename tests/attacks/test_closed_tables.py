@@ -106,6 +106,10 @@ def test_r27_control_the_same_role_writes_an_open_table(
     [
         "update pgfence.fences set highest_fence = highest_fence - 1",
         "update pgfence.fences set issued_fence = 0",
+        "update pgfence.fences set highest_fence = 9007199254740992",
+        "update pgfence.fences set issued_fence = 9007199254740992",
+        "insert into pgfence.fences (resource, highest_fence) values ('new', -1)",
+        "insert into pgfence.fences (resource, issued_fence) values ('new', 9007199254740992)",
         "update pgfence.fences set resource = 'elsewhere'",
         "delete from pgfence.fences",
         "truncate pgfence.fences cascade",

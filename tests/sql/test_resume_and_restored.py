@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support import Database, Keys, wait_until_blocked
+from tests.support import PATIENCE, Database, Keys, wait_until_blocked
 from tests.workers import Worker, as_owner, fence_row, forge, grant_of, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -100,6 +100,70 @@ def test_r37_what_is_not_paused_is_not_resumed(
         assert f"'{resource}' is not paused" in str(refused.value)
     assert worker.apply(held.token, 1).verdict == "ACCEPTED"
     assert journal(database) == []
+
+
+def pause(database: Database) -> None:
+    as_owner(database, "update pgfence.fences set paused_because = 'a test'")
+
+
+RESUME = "select * from pgfence.resume(%s, '', %s)"
+
+
+@pytest.mark.rule("R37")
+def test_r37_a_lease_of_before_a_pause_is_over_when_the_resource_is_resumed(
+    database: Database, worker: Worker, dba: Worker
+) -> None:
+    held = worker.acquire(RESOURCE)
+    pause(database)
+    assert dba.call(RESUME, [RESOURCE, 0]).above == held.fence_token
+    verdict = worker.apply(held.token, 1)
+    assert (verdict.verdict, verdict.reason) == ("NOT_HELD", "SUPERSEDED")
+    base = dba.call("select * from pgfence.restored()").fence_base
+    pause(database)
+    assert dba.call(RESUME, [RESOURCE, 0]).above == base
+
+
+@pytest.mark.rule("R14", "R37")
+def test_r37_resumed_fences_begin_no_higher_than_the_policy_lets_them_jump(
+    database: Database, worker: Worker, dba: Worker
+) -> None:
+    as_owner(database, "select pgfence.set_policy('', null, 10)")
+    held = worker.acquire(RESOURCE)
+    assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+    base = 0
+    for above in (11, 10):
+        pause(database)
+        for wrong in (base + above, -1, None):
+            with pytest.raises(psycopg.Error) as refused:
+                dba.call(RESUME, [RESOURCE, wrong])
+            assert refused.value.sqlstate == "PF301"
+        assert dba.call(RESUME, [RESOURCE, base + above - 1]).above == base + above - 1
+        taken = worker.acquire(RESOURCE)
+        assert taken.fence_token == base + above
+        assert worker.apply(taken.token, 1).verdict == "ACCEPTED"
+        base = dba.call("select * from pgfence.restored()").fence_base
+    as_owner(database, "select pgfence.set_policy('', null, 9007199254740991)")
+    pause(database)
+    with pytest.raises(psycopg.Error) as refused:
+        dba.call(RESUME, [RESOURCE, 2**53 - 1])
+    assert refused.value.sqlstate == "PF301"
+
+
+@pytest.mark.rule("R37")
+def test_r37_two_who_resume_at_once_resume_once(
+    database: Database, worker: Worker, dba: Worker, keys: Keys
+) -> None:
+    worker.acquire(RESOURCE)
+    pause(database)
+    second = Worker.login(database, keys, "dba")
+    with dba.transaction():
+        dba.call(RESUME, [RESOURCE, 0])
+        waiting = in_background(lambda: second.call(RESUME, [RESOURCE, 0]))
+        wait_until_blocked(database.connect(), second.pid)
+    with pytest.raises(psycopg.Error) as refused:
+        waiting.result(PATIENCE)
+    assert refused.value.sqlstate == "PF301"
+    assert len(journal(database)) == 1
 
 
 @pytest.mark.rule("R39")
@@ -276,6 +340,7 @@ def test_r26_only_members_of_pgfence_owner_resume_and_restore(
         "pgfence.restored('', 9007199254740991)",
         "pgfence.resume(null)",
         "pgfence.resume('r', null)",
+        "pgfence.resume('r', '', null)",
     ],
 )
 def test_a_wrong_argument_changes_nothing(database: Database, dba: Worker, call: str) -> None:

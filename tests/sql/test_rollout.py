@@ -406,12 +406,29 @@ def test_r29_enforced_is_enforced_at_once_and_for_good(database: Database, worke
 
 def test_r29_a_prefix_that_was_never_in_shadow_can_be_enforced_for_good(database: Database) -> None:
     enforce(database, PREFIX)
-    with refused("PF306"):
-        shadow(database, PREFIX)
+    for prefix in (PREFIX, "invoice", BATCH):
+        with refused("PF306"):
+            shadow(database, prefix)
+    shadow(database, "other/")  # the control
 
 
 def _asked(worker: Worker, owner: psycopg.Connection[Any]) -> None:
     worker.ask(BATCH)
+
+
+def _asked_while_no_key_was_seen(worker: Worker, owner: psycopg.Connection[Any]) -> None:
+    """A request, and nothing else yet."""
+    with psycopg.connect(worker.database.dsn("dba")) as dba:
+        dba.execute("select pgfence_registry.switch_coordinator('etcd', true)")
+    root = "sha256:" + "0" * 64
+    asked = "select * from pgfence_registry.request('r', %s, 'settle', %s, 1000, '', 'etcd')"
+    assert worker.call(asked, [BATCH, root]).state == "WAIT"
+    assert fence_row(worker.database, BATCH) is None
+
+
+def _granted_elsewhere(worker: Worker, owner: psycopg.Connection[Any]) -> None:
+    """A fence, and nothing else: the registry is in another database."""
+    as_owner(worker.database, "insert into pgfence.fences (resource) values (%s)", [BATCH])
 
 
 def _accepted_and_released(worker: Worker, owner: psycopg.Connection[Any]) -> None:
@@ -430,7 +447,17 @@ def _protected_wider(worker: Worker, owner: psycopg.Connection[Any]) -> None:
     protect(owner, "invoices", "{batch_date}")
 
 
-@pytest.mark.parametrize("use", [_asked, _accepted_and_released, _protected, _protected_wider])
+@pytest.mark.parametrize(
+    "use",
+    [
+        _asked,
+        _asked_while_no_key_was_seen,
+        _granted_elsewhere,
+        _accepted_and_released,
+        _protected,
+        _protected_wider,
+    ],
+)
 @pytest.mark.parametrize("prefix", ["", PREFIX, BATCH])
 def test_r29_what_was_enforced_is_not_put_in_shadow(
     database: Database, worker: Worker, owner: psycopg.Connection[Any], use: Any, prefix: str
@@ -438,7 +465,7 @@ def test_r29_what_was_enforced_is_not_put_in_shadow(
     use(worker, owner)
     with refused("PF306"):
         shadow(database, prefix)
-    if use in (_asked, _accepted_and_released):
+    if use not in (_protected, _protected_wider):
         shadow(database, "other/")  # the control
 
 
@@ -460,6 +487,20 @@ def test_r29_within_a_shadow_another_one_may_be_put(database: Database, worker: 
     shadow(database, "invoice")
     shadow(database, PREFIX)  # again: nothing
     assert worker.apply(worker.acquire(NEXT_BATCH).token, 3).verdict == "WOULD_REFUSE"
+
+
+def test_r29_around_a_table_that_is_in_shadow_another_prefix_may_be_put(
+    database: Database, owner: psycopg.Connection[Any]
+) -> None:
+    shadow(database, PREFIX)
+    make_table(owner, "invoices", "plain")
+    protect(owner, "invoices")
+    shadow(database, "invoice")
+    with refused("PF306"):
+        make_table(owner, "all_of_them", "plain")
+        protect(owner, "all_of_them", "{batch_date}")
+        shadow(database, "other/")
+    shadow(database, BATCH)  # it is in shadow already
 
 
 @pytest.mark.parametrize(
@@ -488,6 +529,51 @@ def test_r29_prefix_is_the_beginning_of_a_resource_id(
 ) -> None:
     with refused("PF301"):
         run_with(database.connect("dba"), f"select pgfence.{function}(%s)", [prefix])
+
+
+@pytest.mark.parametrize("call", ["shadow('x/', null)", "enforce('x/', null)"])
+def test_r29_a_reason_that_is_null_is_a_clear_error(database: Database, call: str) -> None:
+    with refused("PF301"):
+        run(database.connect("dba"), f"select pgfence.{call}")
+
+
+@pytest.mark.parametrize("function", ["shadow", "enforce"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_r29_the_rollout_is_not_decided_on_an_old_snapshot(
+    database: Database, function: str, level: str
+) -> None:
+    dba = database.connect("dba")
+    dba.execute(f"begin isolation level {level}")
+    if level == "read committed":  # the control
+        run_with(dba, f"select pgfence.{function}(%s)", [PREFIX])
+    else:
+        with refused("PF301"):
+            run_with(dba, f"select pgfence.{function}(%s)", [PREFIX])
+
+
+def test_r29_two_who_enforce_at_once_get_the_same_answer(database: Database) -> None:
+    first, second = database.connect("dba"), database.connect("dba")
+    enforce_it = "select pgfence.enforce('x/')"
+    first.execute("begin")
+    since = first.execute(enforce_it).fetchone()
+    waiting = in_background(lambda: second.execute(enforce_it).fetchone())
+    wait_until_blocked(database.connect(), second.info.backend_pid)
+    first.execute("commit")
+    assert waiting.result(PATIENCE) == since
+
+
+def test_r29_shadow_waits_for_a_table_that_is_being_protected(
+    database: Database, owner: psycopg.Connection[Any]
+) -> None:
+    make_table(owner, "invoices", "plain")
+    owner.execute("begin")
+    protect(owner, "invoices")
+    dba = database.connect("dba")
+    waiting = in_background(lambda: dba.execute("select pgfence.shadow(%s)", [PREFIX]))
+    wait_until_blocked(database.connect(), dba.info.backend_pid)
+    owner.execute("commit")
+    with refused("PF306"):
+        waiting.result(PATIENCE)
 
 
 def run_with(conn: psycopg.Connection[Any], statement: str, parameters: list[Any]) -> None:

@@ -155,6 +155,59 @@ def test_r37_a_registry_that_comes_back_mints_above_the_other_one(
     assert owner.resource.apply(here.token, 1).verdict == "ACCEPTED"
 
 
+def test_r37_a_registry_that_comes_back_mints_above_what_this_database_knows_as_well(
+    database: Database, registry_database: Database, keys: Keys
+) -> None:
+    worker = Worker.login(database, keys, "worker_a")
+    worker.acquire(RESOURCE)
+    use_registry_elsewhere(database, registry_database)
+    for known, number in (
+        ("fences set issued_fence", 5), ("fences set highest_fence", 7),
+        ("configuration set fence_base", 9),
+    ):  # fmt: skip
+        as_owner(database, f"update pgfence.{known} = {number}")
+        with psycopg.connect(database.dsn("dba")) as dba:
+            above = dba.execute("select pgfence.use_registry_elsewhere()").fetchone()
+        assert above == (number,)
+    as_dba(database, "select pgfence.use_registry_here(8)")
+    again = worker.acquire(RESOURCE)  # and does not wait for a lease of before
+    assert (again.state, again.fence_token) == ("HELD", 10)
+
+
+def test_r37_a_registry_that_comes_back_waits_for_transactions_that_the_other_one_admitted(
+    owner: Owner, database: Database
+) -> None:
+    dba, held = database.connect("dba"), owner.acquire(RESOURCE)
+    proof = owner.prove(held.lease)
+    assert owner.apply(held.token, 1, proof).verdict == "ACCEPTED"
+    with owner.resource.transaction():
+        assert owner.apply(held.token, 2, proof).verdict == "ACCEPTED"
+        moving = in_background(lambda: dba.execute("select pgfence.use_registry_here(1)"))
+        wait_until_blocked(database.connect(), dba.info.backend_pid)
+    moving.result(PATIENCE)
+
+
+def test_r13_moving_the_registry_ends_a_lease_that_was_being_granted(
+    database: Database, keys: Keys
+) -> None:
+    worker, dba = Worker.login(database, keys, "worker_a"), database.connect("dba")
+    with worker.transaction():
+        lease = worker.ask(RESOURCE).lease
+        moving = in_background(lambda: dba.execute("select pgfence.use_registry_elsewhere()"))
+        wait_until_blocked(database.connect(), dba.info.backend_pid)
+    moving.result(PATIENCE)
+    assert worker.look(lease).state == "SUPERSEDED"
+
+
+def test_r13_setting_the_tolerance_anew_leaves_the_proofs_of_before(
+    owner: Owner, database: Database
+) -> None:
+    held = owner.acquire(RESOURCE)
+    proof = owner.prove(held.lease)
+    as_dba(database, "select pgfence.use_registry_elsewhere(600)")
+    assert owner.apply(held.token, 1, proof).verdict == "ACCEPTED"
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -172,7 +225,20 @@ def test_r37_a_registry_that_comes_back_mints_above_the_other_one(
         "place('', 'billing', null)",
         "place('', 'billing', -1)",
         "place('', 'billing', 0, null)",
+        "set_policy(null, null)",
+        "set_policy('a b', null)",
+        "set_policy('', array['a b'])",
+        "set_policy('', array[null])",
+        "set_policy('', null, null)",
+        "set_policy('', null, 0)",
+        "set_policy('', null, 9007199254740992)",
+        "set_policy('', null, p_largest_ttl_ms => null)",
+        "set_policy('', null, p_largest_ttl_ms => 99)",
+        "set_policy('', null, p_largest_ttl_ms => 9007199254740992)",
         "set_policy('', null, p_generation => 1)",
+        "set_policy('', null, p_generation => 9007199254740991)",
+        "use_registry_here(4503599627370497)",
+        "place('', 'billing', 4503599627370497)",
     ],
 )
 def test_arguments_out_of_range_change_nothing(database: Database, call: str) -> None:
