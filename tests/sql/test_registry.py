@@ -328,3 +328,14 @@ def test_r37_two_requests_for_a_resource_that_is_new_get_one_grant(
     assert rival.ask(RESOURCE, "theirs").reason == "a transaction on the resource is still open"
     worker.conn.execute("commit")
     assert rival.ask(RESOURCE, "theirs").reason == "the resource is held"
+
+
+def test_r36_asking_for_a_new_resource_leaves_the_lock_timeout_of_the_client(
+    worker: Worker,
+) -> None:
+    for own in ("0", "7s"):
+        worker.conn.execute("begin")
+        worker.conn.execute(f"set local lock_timeout = '{own}'")
+        assert worker.ask(f"new/{own}").state == "SIGNING"
+        assert worker.call("show lock_timeout") == (own,)
+        worker.conn.execute("rollback")

@@ -200,11 +200,14 @@ def test_r13_moving_the_registry_ends_a_lease_that_was_being_granted(
 
 
 def test_r13_setting_the_tolerance_anew_leaves_the_proofs_of_before(
-    owner: Owner, database: Database
+    database: Database, registry_database: Database, keys: Keys
 ) -> None:
+    Worker.login(database, keys, "worker_a").acquire(RESOURCE)
+    use_registry_elsewhere(database, registry_database, tolerance_ms=0)
+    owner = Owner.login(database, registry_database, keys, "worker_a")
     held = owner.acquire(RESOURCE)
     proof = owner.prove(held.lease)
-    as_dba(database, "select pgfence.use_registry_elsewhere(600)")
+    as_dba(database, "select pgfence.use_registry_elsewhere(1)")
     assert owner.apply(held.token, 1, proof).verdict == "ACCEPTED"
 
 

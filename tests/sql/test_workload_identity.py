@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support import ROLE_PASSWORD, Database, Keys
-from tests.workers import Worker, as_owner, fence_row
+from tests.support import PATIENCE, ROLE_PASSWORD, Database, Keys, wait_until_blocked
+from tests.workers import Worker, as_owner, fence_row, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
 ADD = "select pgfence.add_workload(%s, %s, %s)"
@@ -126,6 +126,35 @@ def test_r6_entries_that_could_name_one_login_twice_are_refused(
     assert dba.execute(
         "select count(*) from pgfence.workload_roles where role_name !~ '^worker'"
     ).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("workload", [None, "", "two words", "x" * 256])
+def test_r6_a_workload_is_an_id(dba: psycopg.Connection[Any], workload: str | None) -> None:
+    assert refused(lambda: dba.execute(ADD, [workload, "outsider", None])) == "PF301"
+
+
+def test_r6_only_the_very_entry_is_taken_out(dba: psycopg.Connection[Any]) -> None:
+    dba.execute(PATTERN, ["a", "settler_*"])
+    for other in (
+        "remove_workload('settler_')", "remove_workload_pattern('settler_x')",
+        "remove_workload_pattern('settler_')", "remove_workload_pattern('settler*')",
+        "remove_workload('worker_a', 'cert:CN=one')",
+    ):  # fmt: skip
+        assert dba.execute(f"select pgfence.{other}").fetchone() == (False,), other
+    assert dba.execute("select pgfence.remove_workload_pattern('settler_*')").fetchone() == (True,)
+    assert dba.execute("select pgfence.remove_workload('worker_a')").fetchone() == (True,)
+
+
+def test_r6_two_who_add_one_login_at_once_do_not_give_it_to_two_workloads(
+    dba: psycopg.Connection[Any], database: Database
+) -> None:
+    second = database.connect("dba")
+    dba.execute("begin")
+    dba.execute(PATTERN, ["a", "outs*"])
+    waiting = in_background(lambda: second.execute(ADD, ["b", "outsider", None]))
+    wait_until_blocked(database.connect(), second.info.backend_pid)
+    dba.execute("commit")
+    assert refused(lambda: waiting.result(PATIENCE)) == "PF301"
 
 
 def test_r6_role_that_two_entries_should_name_is_nobody(
