@@ -47,6 +47,33 @@ def test_r26_protect_takes_the_right_to_create_triggers_from_others(
         run(attacker, f"insert into invoices values (1, '{DAY}', 1)")
 
 
+def test_r26_a_right_that_was_handed_on_is_taken_as_well_whatever_the_roles_are_called(
+    database: Database, owner: psycopg.Connection[Any]
+) -> None:
+    make_table(owner, "invoices", "plain")
+    superuser = database.connect()
+    superuser.execute("begin")  # roles belong to the whole server
+    superuser.execute('create role "Odd, Name"')
+    run(owner, "grant trigger on invoices to outsider with grant option")
+    run(database.connect("outsider"), "grant trigger on invoices to auditor")
+    superuser.execute('grant trigger on invoices to "Odd, Name"')
+    notices: list[str] = []
+    superuser.add_notice_handler(lambda notice: notices.append(str(notice.message_primary)))
+    superuser.execute("set local session authorization billing_owner")
+    protect(superuser, "invoices")
+    superuser.execute("reset session authorization")
+    for role in ("Odd, Name", "outsider", "auditor"):
+        may = superuser.execute(
+            "select has_table_privilege(%s, 'invoices', 'TRIGGER')", [role]
+        ).fetchone()
+        assert may == (False,), role
+        assert any(role in notice for notice in notices), notices
+    assert superuser.execute(
+        "select has_table_privilege('billing_owner', 'invoices', 'TRIGGER')"
+    ).fetchone() == (True,)
+    superuser.execute("rollback")
+
+
 @pytest.mark.parametrize("relation", ["invoices", "invoices_0", "invoices_later"])
 def test_r25_right_to_create_triggers_that_is_granted_later_is_noticed_at_admission(
     database: Database, keys: Keys, owner: psycopg.Connection[Any], relation: str
@@ -77,12 +104,15 @@ def test_r26_workload_cannot_protect_a_table_of_its_own_and_stop_everybody(
         pass
 
 
+@pytest.mark.parametrize("how", ["", "with inherit false"])
 def test_r26_table_whose_owner_a_workload_can_act_as_is_not_protected(
-    database: Database, owner: psycopg.Connection[Any]
+    database: Database, owner: psycopg.Connection[Any], how: str
 ) -> None:
+    if how and owner.info.server_version < 160000:
+        pytest.skip("PostgreSQL 16 brought INHERIT for each membership")
     make_table(owner, "invoices", "plain")
     superuser = database.connect()
-    run(superuser, "grant billing_owner to worker_b")
+    run(superuser, f"grant billing_owner to worker_b {how}")
     try:
         with refused("PF304") as error:
             protect(owner, "invoices")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -22,7 +23,15 @@ from tests.guarded import (
     refused,
     run,
 )
-from tests.support import Database, Keys, TestServer, create_database
+from tests.support import (
+    PATIENCE,
+    Database,
+    Keys,
+    TestServer,
+    create_database,
+    wait_until_blocked,
+)
+from tests.workers import in_background
 
 pytestmark = pytest.mark.rule("R23", "R25")
 
@@ -93,7 +102,13 @@ def test_r23_protect_refuses_foreign_tables(database: Database, below: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "table", ["pg_catalog.pg_class", "pgfence.receipts", "pgfence_registry.grants"]
+    "table",
+    [
+        "pg_catalog.pg_class",
+        "information_schema.sql_features",
+        "pgfence.receipts",
+        "pgfence_registry.grants",
+    ],
 )
 def test_r23_protect_refuses_tables_of_the_system_and_of_pgfence(
     database: Database, table: str
@@ -221,6 +236,52 @@ def test_r23_only_who_may_act_as_the_owner_protects(
     superuser.execute("rollback")
     protect(database.connect(), "invoices")
     assert guards(owner)["invoices"] == (True, True, "replica", None, None)
+
+
+def test_r23_whoever_inherits_from_the_owner_or_may_become_it_protects(
+    database: Database, owner: psycopg.Connection[Any]
+) -> None:
+    if owner.info.server_version < 160000:
+        pytest.skip("PostgreSQL 16 brought INHERIT and SET for each membership")
+    run(owner, f"create table invoices {COLUMNS}")
+    superuser = database.connect()
+    for options, allowed in (
+        ("inherit true, set false", True), ("inherit false, set true", True),
+        ("inherit false, set false, admin true", False),
+    ):  # fmt: skip
+        superuser.execute("begin")  # roles belong to the whole server
+        superuser.execute("create role pgfence_test_dba in role pgfence_app")
+        run(superuser, f"grant billing_owner to pgfence_test_dba with {options}")
+        superuser.execute("set local session authorization pgfence_test_dba")
+        prepare = f"select pgfence.prepare_protection('public.invoices', '{TEMPLATE}')"
+        if allowed:
+            run(superuser, prepare)
+        else:
+            with refused("42501"):
+                run(superuser, prepare)
+        superuser.execute("rollback")
+
+
+def test_r23_whoever_waits_for_a_writer_to_protect_or_unprotect_holds_up_no_other_table(
+    database: Database, owner: psycopg.Connection[Any], keys: Keys
+) -> None:
+    for table in ("invoices", "others"):
+        make_table(owner, table, "plain")
+    writer = Writer.login(database, keys)
+    second, observer = database.connect("billing_owner"), database.connect()
+    for function, arguments in (
+        ("protect", f"'invoices', '{TEMPLATE}'"),
+        ("unprotect", "'invoices'"),
+    ):
+        call = f"select pgfence.{function}({arguments})"
+        with writer.admitted(BATCH) as conn:
+            run(conn, f"insert into invoices values ({len(function)}, '{DAY}', 1)")
+            waiting = in_background(partial(run, owner, call))
+            wait_until_blocked(observer, owner.info.backend_pid)
+            run(second, "set lock_timeout = '5s'")
+            protect(second, "others")
+            run(second, "select pgfence.unprotect('others')")
+        waiting.result(PATIENCE)
 
 
 def test_r23_protecting_again_changes_nothing(

@@ -79,6 +79,16 @@ def test_r26_unprotect_removes_every_trigger_of_the_guard_whatever_became_of_it(
     run(owner, f"insert into invoices values (1, '{LATER_DAY}', 1)")
 
 
+def test_r26_unprotect_works_also_where_the_guard_function_is_gone(
+    database: Database, owner: psycopg.Connection[Any]
+) -> None:
+    make_table(owner, "invoices", "plain")
+    protect(owner, "invoices")
+    run(database.connect(), "drop function pgfence._guard_1() cascade")
+    unprotect(owner, "invoices")
+    assert run(database.connect(), LEFT).fetchone() == (0, 0, 0)
+
+
 def test_r26_protecting_and_unprotecting_leave_a_line_each(
     database: Database, owner: psycopg.Connection[Any]
 ) -> None:
