@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.support import PATIENCE, Database, Keys, sign_pending
-from tests.workers import Worker, as_owner, end_lease, fence_row, grant_of
+from tests.support import PATIENCE, Database, Keys, sign_pending, wait_until_blocked
+from tests.workers import Worker, as_owner, end_lease, fence_row, grant_of, in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -39,11 +40,45 @@ def test_r34_asking_again_with_the_same_request_id_gives_the_same_grant(worker: 
     assert (again.token, again.lease, again.fence_token) == (held.token, held.lease, 1)
 
 
-def test_r34_same_request_id_with_other_arguments_is_an_error(worker: Worker) -> None:
-    worker.acquire(RESOURCE, "request-1")
+REQUEST = {
+    "request_id": "request-1",
+    "resource": RESOURCE,
+    "operation": "settle",
+    "root": f"sha256:{'0' * 64}",
+    "ttl_ms": 1000,
+    "continues_root": "",
+}
+ANOTHER_ROOT = f"sha256:{'1' * 64}"
+
+
+def request(worker: Worker, **changes: Any) -> Any:
+    """One call of request(), the root and all."""
+    return worker.call(
+        "select * from pgfence_registry.request(%(request_id)s, %(resource)s, %(operation)s,"
+        " %(root)s, %(ttl_ms)s, %(continues_root)s)",
+        REQUEST | changes,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resource": "another"},
+        {"operation": "another"},
+        {"root": ANOTHER_ROOT},
+        {"ttl_ms": 1001},
+        {"continues_root": ANOTHER_ROOT},
+    ],
+    ids=str,
+)
+def test_r34_same_request_id_with_other_arguments_is_an_error(
+    worker: Worker, changes: dict[str, Any]
+) -> None:
+    first = request(worker)
     with pytest.raises(psycopg.Error) as caught:
-        worker.ask(RESOURCE, "request-1", ttl_ms=1_000)
+        request(worker, **changes)
     assert caught.value.sqlstate == "PF303"
+    assert request(worker).lease == first.lease
 
 
 def test_r34_request_ids_of_two_workloads_do_not_meet(worker: Worker, rival: Worker) -> None:
@@ -56,6 +91,11 @@ def test_r34_request_ids_of_two_workloads_do_not_meet(worker: Worker, rival: Wor
     [
         {"resource": "two words"},
         {"resource": ""},
+        {"resource": None},
+        {"operation": None},
+        {"request_id": None},
+        {"root": "sha256:short"},
+        {"root": None},
         {"resource": "é"},
         {"resource": "x" * 256},
         {"operation": 'quo"te'},
@@ -72,22 +112,17 @@ def test_r34_request_ids_of_two_workloads_do_not_meet(worker: Worker, rival: Wor
 def test_r34_request_that_could_never_be_granted_is_a_clear_error(
     worker: Worker, changes: dict[str, Any]
 ) -> None:
-    arguments: dict[str, Any] = {
-        "request_id": "request-1",
-        "resource": RESOURCE,
-        "operation": "settle",
-        "ttl_ms": 1000,
-        "continues_root": "",
-        **changes,
-    }
     with pytest.raises(psycopg.Error) as caught:
-        worker.call(
-            "select * from pgfence_registry.request(%(request_id)s, %(resource)s, %(operation)s,"
-            f" 'sha256:{'0' * 64}', %(ttl_ms)s, %(continues_root)s)",
-            arguments,
-        )
+        request(worker, **changes)
     assert caught.value.sqlstate == "PF301"
     assert caught.value.diag.message_hint
+
+
+@pytest.mark.parametrize("ttl_ms", [100, 86_400_000])
+def test_r34_control_the_shortest_and_the_longest_lease_are_granted(
+    worker: Worker, ttl_ms: int
+) -> None:
+    assert request(worker, ttl_ms=ttl_ms).state == "SIGNING"
 
 
 def test_r6_role_without_a_workload_is_told_what_to_run(database: Database, keys: Keys) -> None:
@@ -116,6 +151,17 @@ def test_r35_renewing_changes_neither_fence_nor_grant(worker: Worker) -> None:
     assert renewed.lease_ends_at > held.lease_ends_at
     assert (renewed.fence_token, renewed.grant_digest) == (held.fence_token, held.grant_digest)
     assert worker.ask(RESOURCE, held.request_id).token == held.token
+    assert worker.look(held.lease).token is None  # the token is for the request that asked for it
+
+
+def test_r35_renewing_shortens_no_lease(worker: Worker, database: Database) -> None:
+    held = worker.acquire(RESOURCE, ttl_ms=1000)
+    end_lease(database, held.lease, after=600)
+    before = worker.look(held.lease).lease_ends_at
+    assert worker.renew(held.lease).lease_ends_at == before
+    worker.release(held.lease)
+    renewed = worker.renew(held.lease)
+    assert (renewed.state, renewed.lease_ends_at) == ("RELEASED", before)
 
 
 def test_r35_lease_that_is_over_is_not_renewed(worker: Worker, database: Database) -> None:
@@ -123,6 +169,7 @@ def test_r35_lease_that_is_over_is_not_renewed(worker: Worker, database: Databas
     end_lease(database, held.lease)
     assert worker.renew(held.lease).state == "EXPIRED"
     assert worker.look(held.lease).state == "EXPIRED"
+    assert worker.ask(RESOURCE, held.request_id).token is None
 
 
 def test_r36_renew_release_and_look_act_only_for_the_workload_that_owns_the_lease(
@@ -143,6 +190,48 @@ def test_r36_release_of_an_expired_owner_leaves_the_next_owners_lease_alone(
     assert worker.release(old.lease).state == "SUPERSEDED"
     assert rival.look(new.lease).state == "HELD"
     assert rival.apply(new.token, 1).verdict == "ACCEPTED"
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "state"),
+    [("lease_ends_at = clock_timestamp()", "EXPIRED"), ("state = 'SUPERSEDED'", "SUPERSEDED")],
+)
+def test_r36_lease_that_is_over_when_its_release_gets_the_lock_was_not_released(
+    worker: Worker, database: Database, meanwhile: str, state: str
+) -> None:
+    held = worker.acquire(RESOURCE)
+    holder = database.connect(autocommit=False)
+    holder.execute("select from pgfence.fences for no key update")
+    releasing = in_background(lambda: worker.release(held.lease))
+    wait_until_blocked(database.connect(), worker.pid)
+    as_owner(database, f"update pgfence_registry.grants set {meanwhile}")
+    holder.rollback()
+    assert releasing.result(PATIENCE).state == state
+    assert worker.look(held.lease).state == state
+
+
+def test_r35_who_waited_for_the_lock_looks_at_the_lease_before_it_anew(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    """Both at the head of the queue: each seems dead until its transaction is over."""
+    held = worker.acquire(RESOURCE)
+    assert rival.ask(RESOURCE, "first").state == "WAIT"
+    assert worker.ask(RESOURCE, "second").state == "WAIT"
+    end_lease(database, held.lease)
+    observer, holder = database.connect(), database.connect(autocommit=False)
+    holder.execute("select from pgfence.fences for no key update")
+    for name in ("first", "second"):
+        forget(database, name)
+    first = in_background(lambda: rival.ask(RESOURCE, "first"))
+    wait_until_blocked(observer, rival.pid)
+    second = in_background(lambda: worker.ask(RESOURCE, "second"))
+    wait_until_blocked(observer, worker.pid)
+    ((released,),) = observer.execute("select clock_timestamp()").fetchall()
+    holder.rollback()
+    granted, waits = first.result(PATIENCE), second.result(PATIENCE)
+    assert granted.state == "SIGNING"
+    assert (waits.state, waits.reason) == ("WAIT", "the resource is held")
+    assert granted.lease_ends_at >= released + timedelta(milliseconds=granted.ttl_ms)
 
 
 def test_r36_expired_without_a_successor_and_superseded_are_told_apart(
@@ -190,21 +279,69 @@ def test_r36_waiter_that_gave_up_is_passed_over_and_stays_withdrawn(
     withdrawn = rival.call("select * from pgfence_registry.withdraw('gives-up')")
     assert withdrawn.state == "WITHDRAWN"
     worker.release(held.lease)
-    assert worker.acquire(RESOURCE, "next").state == "HELD"
+    assert worker.call("select * from pgfence_registry.withdraw('gives-up')").state == "UNKNOWN"
+    held = worker.acquire(RESOURCE, "next")
+    assert held.state == "HELD"
     assert rival.ask(RESOURCE, "gives-up").state == "WITHDRAWN"
+    assert worker.call("select * from pgfence_registry.withdraw('next')").state == "RELEASED"
+    assert worker.look(held.lease).state == "RELEASED"
     assert rival.call("select * from pgfence_registry.withdraw('never')").state == "UNKNOWN"
 
 
-def test_r36_release_wakes_the_waiter_at_the_head_of_the_queue(
-    worker: Worker, rival: Worker
+def test_r36_release_or_withdrawal_wakes_the_waiter_at_the_head_of_the_queue(
+    worker: Worker, rival: Worker, database: Database
 ) -> None:
     held = worker.acquire(RESOURCE)
-    waiting = rival.ask(RESOURCE, "waiting")
-    rival.conn.execute(f"listen {waiting.wake_channel}")
+    rival.ask(RESOURCE, "dead")
+    rival.ask(RESOURCE, "gives-up")
+    first, second = (rival.ask(RESOURCE, name) for name in ("first", "second"))
+    forget(database, "dead")
+    for waiting in (first, second):
+        rival.conn.execute(f"listen {waiting.wake_channel}")
+    rival.call("select * from pgfence_registry.withdraw('gives-up')")
     worker.release(held.lease)
-    assert [n.channel for n in rival.conn.notifies(timeout=PATIENCE, stop_after=1)] == [
-        waiting.wake_channel
-    ]
+    heard = rival.conn.notifies(timeout=PATIENCE, stop_after=2)
+    assert [notify.channel for notify in heard] == [first.wake_channel] * 2
+
+
+def test_r34_only_waiters_that_were_dead_for_a_day_are_forgotten(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    held = worker.acquire(RESOURCE, "granted")
+    worker.acquire("another", "held")
+    for name in ("old", "dead", "alive"):
+        rival.ask(RESOURCE, name)
+    rival.ask("another", "elsewhere")
+    as_owner(
+        database,
+        "update pgfence_registry.requests set alive_until = clock_timestamp() - case"
+        " when request_id in ('old', 'granted', 'elsewhere') then interval '25 hours'"
+        " when request_id = 'dead' then interval '23 hours' else interval '-1 minute' end",
+    )
+    worker.release(held.lease)
+    assert rival.ask(RESOURCE, "alive").state == "SIGNING"
+    left = database.connect().execute("select request_id from pgfence_registry.requests")
+    assert {name for (name,) in left} == {"granted", "held", "dead", "alive", "elsewhere"}
+
+
+def test_r36_asking_again_keeps_a_waiter_alive(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    held = worker.acquire(RESOURCE)
+    for name in ("first", "second"):
+        rival.ask(RESOURCE, name)
+    forget(database, "first")
+    rival.ask(RESOURCE, "second")
+    rival.ask(RESOURCE, "first")
+    worker.release(held.lease)
+    assert rival.ask(RESOURCE, "first").reason == "another request is before this one"
+
+
+def test_r20_request_in_a_transaction_that_goes_on_is_limited(worker: Worker) -> None:
+    with worker.transaction():
+        assert worker.ask(RESOURCE).state == "SIGNING"
+        show = "select current_setting('idle_in_transaction_session_timeout')::interval as idle"
+        assert 0 < worker.call(show).idle.total_seconds() <= 5
 
 
 def test_r36_wait_says_when_the_lease_before_may_be_over(worker: Worker, rival: Worker) -> None:
@@ -259,7 +396,8 @@ def test_r53_unsigned_grant_is_signed_once_and_its_worker_is_woken(
 ) -> None:
     answer = worker.ask(RESOURCE, "request-1")
     assert (answer.state, answer.token) == ("SIGNING", None)
-    assert worker.renew(answer.lease).state == "SIGNING"
+    renewed = worker.renew(answer.lease)
+    assert (renewed.state, renewed.lease_ends_at) == ("SIGNING", answer.lease_ends_at)
     worker.conn.execute(f"listen {answer.wake_channel}")
     sign_pending(database)
     assert len(list(worker.conn.notifies(timeout=PATIENCE, stop_after=1))) == 1
@@ -315,7 +453,9 @@ def test_r37_two_requests_at_once_get_one_grant(worker: Worker, rival: Worker) -
     worker.release(worker.acquire(RESOURCE).lease)
     worker.conn.execute("begin")
     assert worker.ask(RESOURCE, "mine").state == "SIGNING"
-    assert rival.ask(RESOURCE, "theirs").reason == "a transaction on the resource is still open"
+    waiting = rival.ask(RESOURCE, "theirs")
+    assert waiting.reason == "a transaction on the resource is still open"
+    assert waiting.look_again_ms == 5  # not at once
     worker.conn.execute("commit")
     assert rival.ask(RESOURCE, "theirs").reason == "the resource is held"
 
