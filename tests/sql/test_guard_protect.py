@@ -278,7 +278,7 @@ def test_r23_whoever_waits_for_a_writer_to_protect_or_unprotect_holds_up_no_othe
             run(conn, f"insert into invoices values ({len(function)}, '{DAY}', 1)")
             waiting = in_background(partial(run, owner, call))
             wait_until_blocked(observer, owner.info.backend_pid)
-            run(second, "set lock_timeout = '5s'")
+            run(second, "set lock_timeout = '30s'")
             protect(second, "others")
             run(second, "select pgfence.unprotect('others')")
         waiting.result(PATIENCE)
