@@ -133,6 +133,13 @@ def test_r6_role_without_a_workload_is_told_what_to_run(database: Database, keys
     assert "add_workload" in (caught.value.diag.message_hint or "")
 
 
+@pytest.mark.parametrize("function", ["renew", "release", "look", "withdraw", "prove"])
+def test_r36_a_null_is_a_clear_error(worker: Worker, function: str) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        worker.call(f"select * from pgfence_registry.{function}(null)")
+    assert caught.value.sqlstate == "PF301"
+
+
 def test_r35_new_request_of_the_same_owner_waits_and_then_gets_a_higher_fence(
     worker: Worker, database: Database
 ) -> None:
@@ -159,9 +166,13 @@ def test_r35_renewing_shortens_no_lease(worker: Worker, database: Database) -> N
     end_lease(database, held.lease, after=600)
     before = worker.look(held.lease).lease_ends_at
     assert worker.renew(held.lease).lease_ends_at == before
+
+
+def test_r36_lease_that_was_released_is_not_prolonged(worker: Worker) -> None:
+    held = worker.acquire(RESOURCE)
     worker.release(held.lease)
     renewed = worker.renew(held.lease)
-    assert (renewed.state, renewed.lease_ends_at) == ("RELEASED", before)
+    assert (renewed.state, renewed.lease_ends_at) == ("RELEASED", held.lease_ends_at)
 
 
 def test_r35_lease_that_is_over_is_not_renewed(worker: Worker, database: Database) -> None:
@@ -276,10 +287,10 @@ def test_r36_waiter_that_gave_up_is_passed_over_and_stays_withdrawn(
     held = worker.acquire(RESOURCE)
     rival.ask(RESOURCE, "gives-up")
     assert worker.ask(RESOURCE, "next").state == "WAIT"
+    assert worker.call("select * from pgfence_registry.withdraw('gives-up')").state == "UNKNOWN"
     withdrawn = rival.call("select * from pgfence_registry.withdraw('gives-up')")
     assert withdrawn.state == "WITHDRAWN"
     worker.release(held.lease)
-    assert worker.call("select * from pgfence_registry.withdraw('gives-up')").state == "UNKNOWN"
     held = worker.acquire(RESOURCE, "next")
     assert held.state == "HELD"
     assert rival.ask(RESOURCE, "gives-up").state == "WITHDRAWN"
