@@ -48,7 +48,7 @@ def test_the_script_loses_its_lease_in_the_second_page_and_another_owner_goes_on
     in_the_way.execute("select from invoices where invoice_id = 300 for update")
     waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
     env = tools | {"PGFENCE_DSN": invoices.dsn("worker_a")}
-    with started(settle("--ttl", "3"), env) as first:
+    with started(settle("--ttl", "6"), env) as first:
         assert first.stdout.readline() == "page 1 of 3: ACCEPTED\n"
         wait_until(lambda: watch.execute(waits).fetchone() == (1,), "the second page waits")
         row = fence_row(invoices, BATCH)
