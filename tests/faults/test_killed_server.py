@@ -164,17 +164,27 @@ def kill(server: embedded.Server, what: str, chosen: random.Random) -> None:
         server.start()
         return
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
-        busy = conn.execute(
-            "select pid from pg_stat_activity where datname = 'effects' and usename like 'worker%'"
-        ).fetchall()
-        (pid,) = chosen.choice(busy)
-        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: kill_one_of(conn, chosen), "a worker's backend is killed")
         # All sessions are ended by that, also this one.
         with suppress(psycopg.Error):
             while True:
                 conn.execute("select 1")
                 time.sleep(0.005)
     wait_until(lambda: _answers(server), "the server has recovered")
+
+
+def kill_one_of(conn: psycopg.Connection[Any], chosen: random.Random) -> bool:
+    """kill -9 to a worker's backend; whether there was one, and it had not ended by itself."""
+    busy = conn.execute(
+        "select pid from pg_stat_activity where datname = 'effects' and usename like 'worker%'"
+    ).fetchall()
+    if not busy:
+        return False
+    try:
+        os.kill(chosen.choice(busy)[0], signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _answers(server: embedded.Server) -> bool:
