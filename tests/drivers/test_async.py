@@ -314,19 +314,23 @@ def test_r44_a_commit_on_its_way_is_waited_for_and_not_cancelled(
     owner = served.connect("billing_owner")
     owner.execute(
         "create function public.slow() returns trigger language plpgsql as"
-        " 'begin perform pg_sleep(1); return null; end';"
+        " 'begin perform pg_advisory_xact_lock(1); return null; end';"
         " create constraint trigger slow after insert on pages deferrable initially deferred"
-        " for each row execute function public.slow()"
+        " for each row execute function public.slow();"
+        " select pg_advisory_lock(1)"
     )
     committing = (
         "select count(*) from pg_stat_activity where query ilike 'commit%' and state = 'active'"
     )
 
     async def main() -> None:
-        async with fence() as owner, owner.hold(RESOURCE, operation="settle", ttl=600) as lease:
+        async with fence() as worker, worker.hold(RESOURCE, operation="settle", ttl=600) as lease:
             task = asyncio.create_task(lease.apply("page", write(1)))
             await eventually(lambda: count(served, committing) == 1)
             task.cancel()
+            await asyncio.sleep(0)  # it hears of it
+            assert count(served, committing) == 1
+            owner.execute("select pg_advisory_unlock(1)")
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert count(served, RECEIPTS) == 1
