@@ -90,14 +90,10 @@ def free_ports(count: int) -> list[int]:
             mark = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
             mark.bind(("127.0.0.1", port))
             socket.create_server(("127.0.0.1", port)).close()
-            _marks.append(mark)
             stack.pop_all()
+            mark.detach()  # stays open
             ports.append(port)
     return ports
-
-
-#: What keeps the ports that `free_ports` has given out.
-_marks: list[socket.socket] = []
 
 
 def json_lines(file: Path) -> list[Any]:
