@@ -14,7 +14,7 @@ from pgfence import coordinators
 from pgfence.coordinators.protocol import directory
 from tests.coordinators.servers import Etcd, Redis, Servers, ZooKeeper
 from tests.registry import registry
-from tests.support import AUDIENCE, Database, Keys
+from tests.support import AUDIENCE, Database, Keys, wait_until
 from tests.workers import Worker
 
 #: How each lock service is started: the name of a test's parameter, and what makes it.
@@ -25,6 +25,8 @@ KINDS: dict[str, Callable[[], Servers]] = {
     "zookeeper-3": lambda: ZooKeeper(3),
     "redis": Redis,
 }
+#: What the tests of leases hold, one after the other.
+RESOURCE = "invoice-batch/2026-07-19"
 _numbers = itertools.count(1)
 
 
@@ -130,7 +132,7 @@ class Coordinated:
         return Worker.login(self.database, self._keys, role).call(
             "select * from pgfence_registry.request(%(id)s, %(resource)s, 'settle',"
             " pgfence.operation_root(%(resource)s, 'settle', %(id)s, ''), 60000, '', %(name)s)",
-            {"id": request_id, "resource": "invoice-batch/2026-07-19", "name": self.name},
+            {"id": request_id, "resource": RESOURCE, "name": self.name},
         )
 
     def ask_again(self, role: str, lease: pgfence.Lease) -> Any:
@@ -160,7 +162,7 @@ class Coordinated:
     def settled(self) -> int:
         return self._count("select count(*) from invoices where state = 'settled'")
 
-    def grants(self, resource: str = "invoice-batch/2026-07-19") -> int:
+    def grants(self, resource: str = RESOURCE) -> int:
         """How many grants of a resource were ever signed."""
         return self._count(
             "select count(*) from pgfence_registry.grants"
@@ -185,6 +187,8 @@ def coordinate(
             found = Coordinated(invoices, keys, "postgres", "postgres", *services)
         else:
             servers = services[0] if services else running_servers(kind)
+            if not services:  # what a test before could not give back ends with its session
+                wait_until(lambda: servers.keys(directory(AUDIENCE, RESOURCE)) == [], "it is free")
             found = Coordinated(invoices, keys, servers.name, servers.url(), servers)
             found.switch(servers.name)
         try:

@@ -21,13 +21,12 @@ from pgfence import errors
 from pgfence.cli import app
 from pgfence.coordinators.zookeeper import Connection
 from pgfence.model.lease import State
-from tests.coordinators.conftest import KINDS, Coordinated
+from tests.coordinators.conftest import KINDS, RESOURCE, Coordinated
 from tests.coordinators.servers import Etcd, Redis, ZooKeeper
 from tests.coordinators.way import ways_to
 from tests.support import wait_until
 from tests.workers import grant_of
 
-RESOURCE = "invoice-batch/2026-07-19"
 ACQUISITIONS = int(os.environ.get("PGFENCE_ACQUISITIONS", "12"))
 #: What a worker hears when its lock service fails; it tries again, with a new request.
 FAILURES = (

@@ -18,15 +18,13 @@ import pytest
 import pgfence
 from pgfence import errors
 from pgfence.model.lease import State
-from tests.coordinators.conftest import KINDS, Coordinated
+from tests.coordinators.conftest import KINDS, RESOURCE, Coordinated
 from tests.coordinators.servers import Servers
 from tests.coordinators.way import ways_to
 from tests.elsewhere import use_registry_elsewhere
 from tests.registry import registry
 from tests.support import Database, Keys, free_ports, wait_until
 from tests.workers import end_lease, grant_of
-
-RESOURCE = "invoice-batch/2026-07-19"
 
 
 @pytest.fixture(params=["postgres", *KINDS])
