@@ -83,7 +83,8 @@ class Gateway:
         parts = urlsplit(url)
         scheme = "https" if parts.scheme == "etcds" else "http"
         self._members = [f"{scheme}://{host}" for host in named]
-        self._client = httpx.Client(verify=_tls(scheme, parts.query))
+        # A proxy for the web, which the environment may name, is not between us.
+        self._client = httpx.Client(verify=_tls(scheme, parts.query), trust_env=False)
         self.members = len(self._members)
         self._preferred = 0
         user, _, password = parts.netloc.rpartition("@")[0].partition(":")

@@ -259,6 +259,18 @@ def test_r41_session_whose_key_somebody_deletes_is_over(
     assert workers.claim(place, "request-2 root").standing() is Standing.HELD
 
 
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_service_is_asked_directly_whatever_proxy_the_environment_names(
+    servers: Servers, place: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    inspector = coordinators.inspector(servers.url())
+    assert inspector.holder(place) is None
+    inspector.close()
+
+
 def test_r34_key_whose_put_was_answered_by_nobody_is_there_once(
     servers: Servers, pool: ThreadPoolExecutor, place: str
 ) -> None:
