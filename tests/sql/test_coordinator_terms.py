@@ -254,6 +254,18 @@ def test_r37_lease_is_not_prolonged_once_another_key_was_seen_to_hold(
     assert ask(rival, "second").state == "SIGNING"
 
 
+@pytest.mark.parametrize("gone", ["alive_until = clock_timestamp()", "state = 'WITHDRAWN'"])
+def test_r37_lease_is_prolonged_where_who_had_the_other_key_waits_no_more(
+    worker: Worker, rival: Worker, registry: Registry, database: Database, gone: str
+) -> None:
+    held = acquire(worker, registry, "first", 10)
+    ask(rival, "second")
+    registry.saw("second", 11)
+    assert worker.renew(held.lease).state == "EXPIRED"
+    as_owner(database, f"update pgfence_registry.requests set {gone} where request_id = 'second'")
+    assert worker.renew(held.lease).state == "HELD"
+
+
 def test_r37_lease_of_an_earlier_coordinator_is_prolonged_whoever_waits(
     worker: Worker, rival: Worker, registry: Registry, database: Database
 ) -> None:
@@ -389,3 +401,41 @@ def test_r27_only_a_registry_process_says_what_it_saw(worker: Worker, registry: 
 def test_r40_only_an_owner_changes_the_coordinator(registry: Registry) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         registry.conn.execute("select pgfence_registry.switch_coordinator('etcd', true)")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "record_token(null, 'r', 2, 1, 0)",
+        "record_token('w', null, 2, 1, 0)",
+        "record_token('w', 'r', null, 1, 0)",
+        "record_token('w', 'r', 2, null, 0)",
+        "record_token('w', 'r', 2, -1, 0)",
+        "record_token('w', 'r', 2, 9007199254740992, 0)",
+        "record_token('w', 'r', 2, 1, null)",
+        "refuse_signature(null)",
+        "record_signature(null, 'token')",
+        "record_signature('lease', null)",
+        "record_proof(null, 'message', 'token')",
+        "record_proof('lease', null, 'token')",
+        "record_proof('lease', 'message', null)",
+    ],
+)
+def test_r53_a_registry_process_that_says_nothing_gets_a_clear_error(
+    registry: Registry, call: str
+) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        registry.conn.execute(f"select pgfence_registry.{call}")
+    assert caught.value.sqlstate == "PF301"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["null, true", "'two words', true", "'x', null", "'x', true, null", "'x', true, true, null"],
+)
+def test_r37_a_coordinator_without_a_name_is_a_clear_error(
+    database: Database, arguments: str
+) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        database.connect("dba").execute(f"select pgfence_registry.switch_coordinator({arguments})")
+    assert caught.value.sqlstate == "PF301"
