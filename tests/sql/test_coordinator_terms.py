@@ -128,8 +128,9 @@ def test_r37_token_below_the_mark_pauses_the_resource_and_names_both_numbers(
     worker: Worker, rival: Worker, registry: Registry, database: Database
 ) -> None:
     held = acquire(worker, registry, "first", 1000)
-    ask(rival, "second")
+    rival.conn.execute(f"listen {ask(rival, 'second').wake_channel}")
     assert registry.saw("second", 400) == "FENCE_REGRESSION"
+    assert len(list(rival.conn.notifies(timeout=PATIENCE, stop_after=1))) == 1
     with pytest.raises(psycopg.Error) as caught:
         ask(rival, "second")
     assert caught.value.sqlstate == "PF110"
@@ -181,12 +182,13 @@ def test_r37_resuming_takes_no_fence_that_nobody_could_write_with(
     assert fence_row(database, RESOURCE).issued_fence == 1
 
 
+@pytest.mark.parametrize("meanwhile", [11, 10])
 def test_r37_token_that_was_overtaken_while_it_was_read_is_no_regression(
-    worker: Worker, rival: Worker, registry: Registry
+    worker: Worker, rival: Worker, registry: Registry, meanwhile: int
 ) -> None:
     """One process read the mark 0 and then token 10; another one signed for 11 meanwhile."""
     ask(rival, "slow")
-    worker.release(acquire(worker, registry, "quick", 11).lease)
+    worker.release(acquire(worker, registry, "quick", meanwhile).lease)
     assert registry.saw("slow", 10, mark=0) == "RECORDED"
     answer = ask(rival, "slow")
     assert (answer.state, answer.reason) == ("WAIT", "its key must be seen again")
@@ -354,10 +356,26 @@ def test_r37_what_a_process_saw_before_the_change_does_not_count(
     ask(worker, "first")
     before = registry.waiting()["first"]
     switch(database, "zookeeper")
+    record = "select pgfence_registry.record_token('worker-a', 'first', %s, 10, 0)"
+    for term in (before[3], before[3] + 1):  # it has not asked in the new term
+        assert registry.conn.execute(record, [term]).fetchone() == ("LOOK_AGAIN",)
+    assert registry.waiting() == {}
+
+
+def test_r37_token_of_a_request_that_waits_no_more_is_no_regression(
+    worker: Worker, registry: Registry, database: Database
+) -> None:
+    """A second process may have looked at the same key."""
+    ask(worker, "first")
+    _, _, _, term, _ = registry.waiting()["first"]
+    registry.saw("first", 10)
+    assert ask(worker, "first").state == "SIGNING"
+    sign_pending(database)
     late = registry.conn.execute(
-        "select pgfence_registry.record_token('worker-a', 'first', %s, 10, 0)", [before[3]]
+        "select pgfence_registry.record_token('worker-a', 'first', %s, 10, 10)", [term]
     ).fetchone()
     assert late == ("LOOK_AGAIN",)
+    assert fence_row(database, RESOURCE).paused_because is None
 
 
 def test_r37_coordinator_does_not_change_while_the_highest_fence_is_not_known(
