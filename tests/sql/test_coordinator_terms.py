@@ -221,6 +221,20 @@ def test_r53_grant_whose_key_is_gone_before_it_is_signed_ends_unseen(
     assert (held.state, held.fence_token) == ("HELD", decided.fence_token + 1)
 
 
+def test_r36_whose_key_was_seen_meanwhile_is_woken_when_a_grant_is_not_signed(
+    worker: Worker, rival: Worker, registry: Registry
+) -> None:
+    ask(worker, "died")
+    registry.saw("died", 10)
+    decided = ask(worker, "died")
+    ask(rival, "alive")
+    registry.saw("alive", 11)
+    rival.conn.execute(f"listen {ask(rival, 'alive').wake_channel}")
+    assert registry.refuse(decided.lease)
+    assert len(list(rival.conn.notifies(timeout=PATIENCE, stop_after=1))) == 1
+    assert ask(rival, "alive").state == "SIGNING"
+
+
 def test_r53_signed_grant_is_not_taken_back(worker: Worker, registry: Registry) -> None:
     held = acquire(worker, registry, "first", 10)
     assert not registry.refuse(held.lease)
