@@ -360,3 +360,13 @@ def test_r31_a_bundle_without_keys_refuses_every_grant_and_an_unreadable_one_has
         rotate(database, second, keys.root)
     as_owner(database, "delete from pgfence.trust_keys")
     assert worker.apply(held.token, 1).verdict == "UNKNOWN_KEY"
+
+
+@pytest.mark.rule("R31")
+@pytest.mark.parametrize("arguments", ["null, '{}'", "'a document', null"])
+def test_r31_a_bundle_without_document_or_signatures_is_a_clear_error(
+    database: Database, arguments: str
+) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        database.connect("dba").execute(f"select pgfence.install_trust_bundle({arguments})")
+    assert caught.value.sqlstate == "PF301"
