@@ -348,7 +348,7 @@ def test_r44_lost_acknowledgements_are_found_out_without_applying_twice(
 
 
 def test_r44_what_cannot_be_found_out_is_unknown_and_not_failed(
-    connect: Connect, served: Database, registered: Database
+    connect: Connect, served: Database
 ) -> None:
     settling = Settling()
     with proxy_to(served.dsn("worker_a")) as proxy:
@@ -358,13 +358,13 @@ def test_r44_what_cannot_be_found_out_is_unknown_and_not_failed(
             settling.write(execute, computed)
             if computed == -2:
                 proxy.lose_reply_to_commit()
-                end_lease(registered, lease.grant.lease)
+                proxy.refuse_new()
 
         with fence.hold(RESOURCE, operation="settle", ttl=600) as lease:
             with pytest.raises(errors.MutationUnknownError) as caught:
                 lease.map(settling.compute, PAGES, write)
             assert caught.value.segment_seq == 2
-    assert settling.written == [1, 2]
+    assert settling.written == settled(served) == [1, 2]
 
 
 def test_r44_a_segment_that_stood_unknown_is_passed_over_when_it_is_gone_on_with(
