@@ -22,6 +22,7 @@ import pytest
 from psycopg import sql
 
 from pgfence import embedded
+from pgfence.client import protocol
 from tests import guarded, pgbouncer, support
 
 _SETTINGS: dict[str, str | int] = {
@@ -184,6 +185,14 @@ def invoices(database: support.Database) -> support.Database:
     """A fresh database with ten open invoices behind the guard."""
     guarded.open_invoices(database)
     return database
+
+
+@pytest.fixture
+def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For who gives back what it asked for: usually a server that is silent has a second for it,
+    and then it ends by itself.
+    """
+    monkeypatch.setattr(protocol.leases, "SHORTEST_CALL", support.PATIENCE)
 
 
 @pytest.fixture

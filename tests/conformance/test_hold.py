@@ -69,6 +69,7 @@ def test_r35_a_second_request_of_the_same_owner_waits_and_gets_a_higher_fence(
     assert fences == [first + 1]
 
 
+@pytest.mark.usefixtures("enough_time")
 def test_r36_a_resource_that_is_held_can_be_refused_at_once(
     connect: Connect, registered: Database
 ) -> None:

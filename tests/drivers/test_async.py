@@ -59,14 +59,6 @@ def served(database: Database, keys: Keys) -> Iterator[Database]:
 
 
 @pytest.fixture
-def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For who gives back what it asked for: usually a server that is silent has a second for it,
-    and then it ends by itself.
-    """
-    monkeypatch.setattr(protocol.leases, "SHORTEST_CALL", PATIENCE)
-
-
-@pytest.fixture
 def plain(driver: Any, served: Database) -> Callable[[], Any]:
     """Connects as worker_a by a DSN."""
     return lambda: pgfence.connect_async(served.dsn("worker_a"), driver=driver)

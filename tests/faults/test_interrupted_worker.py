@@ -35,6 +35,7 @@ def test_r36_an_interrupted_waiter_leaves_the_queue(invoices: Database, keys: Ke
         assert watch.execute(states).fetchall() == [("WITHDRAWN",)]
 
 
+@pytest.mark.usefixtures("enough_time")
 def test_r36_an_interrupt_at_any_moment_of_asking_leaves_no_one_in_the_queue(
     invoices: Database, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
