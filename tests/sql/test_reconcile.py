@@ -10,7 +10,7 @@ import pytest
 
 from tests.guarded import refused
 from tests.rollout import shadow
-from tests.support import Database, Keys, wait_until_blocked
+from tests.support import AUDIENCE, Database, Keys, wait_until_blocked
 from tests.workers import (
     Worker,
     age_receipts,
@@ -319,6 +319,19 @@ def test_r45_an_older_owner_s_grant_is_no_right_to_ask(worker: Worker, successor
     successor.release(older.lease)
     held = worker.acquire(RESOURCE)
     assert reconcile(successor, held.token, grant=older.token).reason == "NOT_YOURS"
+
+
+@pytest.mark.parametrize(
+    ("audience", "reason"), [("payroll", "NOT_YOURS"), (AUDIENCE, "GRANT_REFUSED")]
+)
+def test_r45_a_newer_grant_for_another_database_is_no_right_to_ask(
+    worker: Worker, successor: Worker, keys: Keys, audience: str, reason: str
+) -> None:
+    older = successor.acquire(RESOURCE)
+    successor.release(older.lease)
+    held = worker.acquire(RESOURCE)
+    newer = forge(grant_of(older.token), keys, audience=audience, fence_token=held.fence_token + 1)
+    assert reconcile(successor, held.token, grant=newer).reason == reason
 
 
 @pytest.mark.parametrize("role", ["auditor", "registry"])
