@@ -143,7 +143,7 @@ class _Shift:
         self._handed_over: set[tuple[Any, ...]] | None = None
         self._next_handovers = 0.0
         #: What was complained about, so that it is said once.
-        self._said: set[object] = set()
+        self._said: set[tuple[Any, ...]] = set()
 
     def work(self, stop: threading.Event) -> None:
         """Sign at every notification, and look around in between."""
@@ -170,6 +170,9 @@ class _Shift:
                 self._complain("not seen", coordinator=seen.coordinator, problem=seen.problem)
             elif seen.result == "RECORDED":
                 _event("seen", **about, token=seen.token)
+                # It answers: when it fails once more, that is news.
+                over = ("not seen", seen.coordinator)
+                self._said = {said for said in self._said if said[:2] != over}
             elif seen.result == "FENCE_REGRESSION":
                 _event("FENCE_REGRESSION", logging.ERROR, **about, token=seen.token, mark=seen.mark)
 

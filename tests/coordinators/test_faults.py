@@ -213,6 +213,30 @@ def test_r37_wiped_zookeeper_is_a_regression_until_it_is_resumed(coordinate: Any
         expect_regression(coordinated, *lost)
 
 
+@pytest.mark.rule("R37")
+def test_r37_registry_says_each_time_that_the_lock_service_fails(
+    coordinate: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pgfence.registry")
+
+    def times() -> int:
+        return sum('"not seen"' in record.message for record in caplog.records)
+
+    with Redis() as servers, coordinate("redis", servers) as coordinated:
+        for outage in (1, 2):
+            before = times()
+            servers.kill()
+
+            def is_told(outage: int = outage, before: int = before) -> bool:
+                coordinated.request("worker_a", f"request-{outage}")
+                return times() > before
+
+            wait_until(is_told, f"outage {outage} is told")
+            servers.start()
+            servers.wait_until_ready()
+            coordinated.hold_once("worker_b", "invoice-batch/beside")
+
+
 @pytest.mark.rule("R36")
 def test_r36_zookeeper_s_waiter_goes_on_though_an_operator_deletes_the_resource_s_node(
     coordinate: Any, monkeypatch: pytest.MonkeyPatch
