@@ -324,6 +324,7 @@ def test_r1_a_resource_that_is_no_canonical_id_is_refused(connect: Connect, reso
 
 
 @pytest.mark.parametrize(("ttl", "timeout"), [(10, 0), (10, 0.5), (0.5, 1.5)])
+@pytest.mark.usefixtures("enough_time")
 def test_r53_a_hold_times_out_also_while_no_registry_process_signs(
     connect_unserved: Connect, ttl: float, timeout: float
 ) -> None:
