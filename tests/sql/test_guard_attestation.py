@@ -449,3 +449,20 @@ def test_r25_a_guard_is_whole_however_a_client_quotes(
     for isolation in ("read committed", "repeatable read"):
         with refused("PF202"), writer.worker.transaction(isolation):
             writer.admit(BATCH)
+
+
+def test_r25_what_an_old_snapshot_shows_of_a_guard_is_not_remembered(
+    database: Database, owner: psycopg.Connection[Any], keys: Keys
+) -> None:
+    make_table(owner, "invoices", "plain")
+    protect(owner, "invoices")
+    writer = Writer.login(database, keys)
+    with writer.admitted(BATCH):
+        pass
+    run(writer.conn, "begin isolation level repeatable read")
+    run(writer.conn, "select count(*) from pg_trigger")
+    run(owner, "alter table invoices disable trigger pgfence_guard_insert")
+    writer.worker.apply(writer.tokens[BATCH], 2)
+    run(writer.conn, "rollback")
+    with refused("PF202"), writer.admitted(BATCH):
+        pass

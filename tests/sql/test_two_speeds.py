@@ -43,6 +43,17 @@ def test_next_segment_of_a_checked_grant_needs_no_full_check(
         worker.apply(held.token, 2)
 
 
+def test_r39_what_another_server_found_is_not_believed(worker: Worker, database: Database) -> None:
+    """As on a promoted standby: nothing else in the database has changed."""
+    held = worker.acquire(RESOURCE)
+    worker.apply(held.token, 1)
+    as_owner(database, "update pgfence.fences set checked_server = 'another'")
+    with psycopg.connect(database.dsn(), autocommit=True) as superuser:
+        superuser.execute("drop function pgfence._decide(text, bigint, bytea, text)")
+    with pytest.raises(psycopg.errors.UndefinedFunction):
+        worker.apply(held.token, 2)
+
+
 TAKEN_AWAY = {
     "the policy has a new generation": (
         "select pgfence.set_policy('invoice-batch/', array['settle'])",
