@@ -71,7 +71,7 @@ def set_(
     ] = None,
     largest_ttl: Annotated[
         float | None,
-        typer.Option(help="Longest lease, in seconds.", show_default=False, min=0.1, max=2**40),
+        typer.Option(help="Longest lease, in seconds.", show_default=False, min=0, max=2**40),
     ] = None,
     generation: Annotated[
         int | None,
