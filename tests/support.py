@@ -228,16 +228,15 @@ def _once_nobody_is_left(admin: psycopg.Connection[Any], statement: sql.Composed
     """Run what waits for the sessions of a database to end: the server does so for 5 seconds, and
     each of them ends when it is its turn to run.
     """
-    until = time.monotonic() + PATIENCE
-    while True:
+
+    def done() -> bool:
         try:
             admin.execute(statement)
         except psycopg.errors.ObjectInUse:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+            return False
+        return True
+
+    wait_until(done, "the database has no sessions")
 
 
 def create_login_roles(server: TestServer) -> None:

@@ -17,7 +17,13 @@ from psycopg.rows import namedtuple_row
 from pgfence import tokens
 from pgfence.model.grant import Grant
 from pgfence.model.status import StatusProof
-from tests.support import AUDIENCE, Database, Keys, sign_pending
+from tests.support import (
+    AUDIENCE,
+    Database,
+    Keys,
+    sign_pending,
+    wait_until,
+)
 
 _request_ids = itertools.count(1)
 
@@ -227,6 +233,19 @@ def in_background(function: Callable[[], Any]) -> Future[Any]:
     future = executor.submit(function)
     executor.shutdown(wait=False)
     return future
+
+
+def waits_for_a_lock(observer: psycopg.Connection[Any], pid: int, call: Future[Any]) -> bool:
+    """Return when the call, which backend `pid` runs, waits for a lock or has ended: True or False.
+
+    observer: a connection in autocommit that takes no part in the race.
+    """
+    waits = "select pg_blocking_pids(%s) <> '{}'"
+    wait_until(
+        lambda: call.done() or observer.execute(waits, [pid]).fetchone() == (True,),
+        "the call waits for a lock",
+    )
+    return not call.done()
 
 
 def age_receipts(

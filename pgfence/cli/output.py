@@ -183,10 +183,9 @@ def told(
         _fail_with(error, unreachable, refused, needs)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise  # whoever reads us has stopped, and typer knows what to do
     except OSError as error:
-        # Whoever reads us through a pipe may stop (typer knows what to do); a disk may be full.
-        if isinstance(error, BrokenPipeError):
-            raise
         fail(refused, f"a file or an output cannot be used: {error}")
 
 

@@ -16,6 +16,7 @@ from pgfence.cli.output import (
     print_table,
     reported,
 )
+from pgfence.model.canonical import MAX_INTEGER
 
 app = typer.Typer(no_args_is_help=True, help="What the resources of a prefix allow.")
 
@@ -67,17 +68,19 @@ def set_(
     ] = False,
     largest_step: Annotated[
         int | None,
-        typer.Option(help="Largest jump of the fence token.", show_default=False, max=2**53 - 1),
+        typer.Option(help="Largest jump of the fence token.", show_default=False, max=MAX_INTEGER),
     ] = None,
     largest_ttl: Annotated[
         float | None,
-        typer.Option(help="Longest lease, in seconds.", show_default=False, min=0, max=2**40),
+        typer.Option(
+            help="Longest lease, in seconds.", show_default=False, min=0, max=MAX_INTEGER / 1000
+        ),
     ] = None,
     generation: Annotated[
         int | None,
         typer.Option(
             show_default=False,
-            max=2**53 - 1,
+            max=MAX_INTEGER,
             help="Number of the generation, the same where the registry is.",
         ),
     ] = None,

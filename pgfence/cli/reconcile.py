@@ -20,6 +20,7 @@ from pgfence.cli.output import (
     reported,
     serve_metrics,
 )
+from pgfence.model.canonical import MAX_INTEGER
 
 _RIGHTS = "a role of the workload, or a member of pgfence_owner; --look: also in pgfence_auditor"
 
@@ -112,7 +113,7 @@ def _show(done: process.Round) -> None:
 def answer(
     resource: Annotated[str, typer.Argument(help="As `pgfence reconcile --json` shows it.")],
     operation_root: Annotated[str, typer.Argument(help="sha256: and 64 digits.")],
-    segment: Annotated[int, typer.Argument(min=1, max=2**53 - 1)],
+    segment: Annotated[int, typer.Argument(min=1, max=MAX_INTEGER)],
     says: Annotated[process.Says, typer.Argument(help="What became of it.")],
     evidence: Annotated[str, typer.Option(help="What shows it; kept for whoever asks later.")],
     dsn: Dsn = "",

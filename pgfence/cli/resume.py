@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from pgfence.cli.output import OWNER, Dsn, Json, Reason, console, database, print_json, reported
+from pgfence.model.canonical import MAX_INTEGER
 
 
 @reported
@@ -12,7 +13,8 @@ def resume(
     resource: Annotated[str, typer.Argument(help="The paused resource.")],
     reason: Reason = "",
     above: Annotated[
-        int, typer.Option(min=0, max=2**52, help="A fence token that is known from elsewhere.")
+        int,
+        typer.Option(min=0, max=MAX_INTEGER, help="A fence token that is known from elsewhere."),
     ] = 0,
     dsn: Dsn = "",
     as_json: Json = False,

@@ -29,6 +29,7 @@ from pgfence.client.protocol import (
     Steps,
 )
 from pgfence.clock import monotonic
+from pgfence.model.canonical import MAX_INTEGER
 from pgfence.model.clocks import Difference, Reading
 from pgfence.model.grant import Grant, operation_root
 from pgfence.model.lease import Ownership, State
@@ -633,7 +634,7 @@ def _segment(
 def check_counts(**counts: int) -> None:
     """Raise `InvalidArgumentError` if a number is none to count with."""
     for name, value in counts.items():
-        if type(value) is not int or not 1 <= value < 2**53:
+        if type(value) is not int or not 1 <= value <= MAX_INTEGER:
             raise errors.InvalidArgumentError(
                 f"{name} must be an int from 1 to 2^53 - 1, not {value!r}"
             )

@@ -312,7 +312,8 @@ class EtcdClaim(Session):
         self._etcd.close()
 
     def _prolong(self) -> float | None:
-        # All members are asked before a second third of the lease is over.
+        # Each of the two questions is asked of all members within a quarter of the lease, so that
+        # both are answered, or in doubt, before it is over.
         within = min(_ANSWER, self.ttl / 4 / self._etcd.members)
         try:
             answer = self._etcd.call("lease/keepalive", {"ID": self._lease}, within)

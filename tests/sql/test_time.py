@@ -20,6 +20,7 @@ from tests.workers import (
     in_background,
     lease_is_over,
     no_timeouts,
+    waits_for_a_lock,
 )
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -333,12 +334,7 @@ def test_r9_lease_that_ends_while_the_call_waits_for_the_fence_row_is_not_held(
 
     def steps() -> None:
         calls.append(in_background(lambda: second.apply(held.token, 1)))
-        waits = "select pg_blocking_pids(%s) <> '{}'"
-        wait_until(
-            lambda: calls[-1].done() or observer.execute(waits, [second.pid]).fetchone() == (True,),
-            "the call waits for the fence row",
-        )
-        assert not calls[-1].done()
+        assert waits_for_a_lock(observer, second.pid, calls[-1])
 
     begin_before_the_end(second, held.lease, steps, level)
     future = calls[-1]

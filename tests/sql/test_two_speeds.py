@@ -20,6 +20,7 @@ from tests.workers import (
     fence_row,
     in_background,
     lease_is_over,
+    waits_for_a_lock,
 )
 
 RESOURCE = "invoice-batch/2026-07-19"
@@ -216,12 +217,7 @@ def test_r9_lease_that_ends_while_the_quick_way_waits_ends_in_40001(
 
     def steps() -> None:
         calls.append(in_background(lambda: second.apply(held.token, 2)))
-        waits = "select pg_blocking_pids(%s) <> '{}'"
-        wait_until(
-            lambda: calls[-1].done() or observer.execute(waits, [second.pid]).fetchone() == (True,),
-            "the call waits for the fence row",
-        )
-        assert not calls[-1].done()
+        assert waits_for_a_lock(observer, second.pid, calls[-1])
 
     begin_before_the_end(second, held.lease, steps)
     wait_until(lambda: lease_is_over(database, held.lease), "the lease is over")
