@@ -4,6 +4,6 @@ select t.token, p.last_segment as n from tokens as t, pgfence.position(t.resourc
 \endif
 \set n :n + 1
 begin;
-select * from pgfence.fenced_apply(:token, :n, '{"page": 1}');
+select verdict from pgfence.fenced_apply(:token, :n, '{"page": 1}');
 update invoices set settled = settled + 1 where id = :client_id;
 commit;
