@@ -198,8 +198,9 @@ def _fail_with(error: psycopg.Error, unreachable: int, refused: int, needs: str 
         fail(refused, str(ours), ours.next_step)
     if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):
         fail(USAGE, str(error).strip(), "A DSN is like postgresql://role@host/database.")
-    # No SQLSTATE: no answer, or not let in. 08: connection failure, 57: the server goes down.
-    if error.sqlstate is None or error.sqlstate[:2] in ("08", "57"):
+    # No SQLSTATE: no answer, or not let in. 08: connection failure, 57P: the server ends sessions,
+    # or takes none yet. The rest of class 57 is a statement that was cancelled.
+    if error.sqlstate is None or error.sqlstate.startswith(("08", "57P")):
         fail(unreachable, str(error).strip(), "Check --dsn or PGFENCE_DSN, and that it is up.")
     next_step = diag.message_hint
     if needs and isinstance(error, psycopg.errors.InsufficientPrivilege):

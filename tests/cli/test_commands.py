@@ -13,11 +13,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import typer
 
 from pgfence import install, tokens
 from pgfence.audit import checks
 from pgfence.audit.doctor import Check, Severity
 from pgfence.cli import app
+from pgfence.cli.output import told
 from pgfence.model.signature import key_id, raw_public_key
 from tests import support
 from tests.cli.conftest import Pgfence
@@ -769,6 +771,27 @@ def test_a_database_that_does_not_answer_is_exit_code_3(pgfence: Pgfence) -> Non
     assert "Connection refused" in said.err
     assert said.err.endswith("next: Check --dsn or PGFENCE_DSN, and that it is up.\n")
     assert "Traceback" not in said.err
+
+
+def test_a_statement_that_takes_too_long_is_refused_and_the_database_is_up(
+    pgfence: Pgfence, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.connect(autocommit=False).execute("lock table pgfence.policies, pgfence.trust_bundles")
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=50")
+    run = ["run", "--resource", BATCH, "--operation", "settle", "--", "true"]
+    for role, command, code in (("auditor", ["policy", "list"], 4), ("worker_a", run, 77)):
+        said = pgfence(*command, on=database, role=role)
+        assert (said.exit_code, "next: " in said.err) == (code, False)
+        assert "PostgreSQL: canceling statement due to statement timeout" in said.err
+
+
+def test_a_server_that_ends_the_session_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """So is one that does not take sessions yet, or is cut off."""
+    for sqlstate in ("57P01", "57P02", "57P03", "08006"):
+        with pytest.raises(typer.Exit) as ended, told():
+            raise psycopg.errors.lookup(sqlstate)("it goes down")
+        assert ended.value.exit_code == 3
+        assert "next: Check --dsn" in capsys.readouterr().err
 
 
 def test_a_dsn_that_is_none_is_exit_code_2(pgfence: Pgfence) -> None:
