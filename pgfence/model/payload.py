@@ -16,7 +16,8 @@ def payload_text(value: object) -> str:
     """The text that `fenced_apply` gets for `value`.
 
     Takes what JSON can say exactly: None, bool, int, finite float, str, list or tuple, and dict
-    with str keys. Raises `PayloadError` for anything else, naming where it stands.
+    with str keys. Raises `PayloadError` for anything else, naming where it stands, and for what
+    Python does not write: an int with too many digits, or what is nested too deep.
     """
     if isinstance(value, str):
         text = str.__str__(value)
@@ -25,8 +26,15 @@ def payload_text(value: object) -> str:
                 "the payload contains a NUL character, which PostgreSQL cannot store"
             )
     else:
-        _check(value, "payload")
-        text = _json(value)
+        try:
+            _check(value, "payload")
+            text = _json(value)
+        except PayloadError:
+            raise
+        except RecursionError as error:
+            raise PayloadError("the payload is nested too deep, or contains itself") from error
+        except ValueError as error:
+            raise PayloadError(f"the payload has a number that is too long: {error}") from error
     try:
         text.encode()
     except UnicodeEncodeError as error:

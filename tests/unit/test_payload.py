@@ -63,6 +63,17 @@ def test_a_str_is_passed_on_unchanged() -> None:
     assert type(payload_text(_Word.A)) is str
 
 
+def _nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+_endless: dict[str, Any] = {}
+_endless["a"] = [_endless]
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [
@@ -79,5 +90,21 @@ def test_a_str_is_passed_on_unchanged() -> None:
     ids=repr,
 )
 def test_what_has_no_text_is_refused_and_named(value: object, named: str) -> None:
+    with pytest.raises(PayloadError, match=named):
+        payload_text(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (10**5000, "a number that is too long"),
+        ({"n": [-(10**5000)]}, "a number that is too long"),
+        ({10**5000: 1}, "a number that is too long"),
+        (_nested(100_000), "nested too deep"),
+        (_endless, "contains itself"),
+    ],
+    ids=["int", "int inside", "int as key", "deep", "endless"],
+)
+def test_what_python_does_not_write_is_refused_like_the_rest(value: object, named: str) -> None:
     with pytest.raises(PayloadError, match=named):
         payload_text(value)
