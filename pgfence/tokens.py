@@ -46,7 +46,6 @@ class VerifiedToken:
     kid: str
     #: When the key or the whole bundle ends, microseconds since the epoch.
     key_expires_at: int
-    bundle_version: int
 
 
 def sign(message: bytes, schema: str, key: Ed25519PrivateKey) -> str:
@@ -92,7 +91,6 @@ def verify(token: str, schema: str, bundle: TrustBundle, now_us: int) -> Verifie
         digest=sha256(message).hexdigest(),
         kid=kid,
         key_expires_at=min(key.expires_at, bundle.expires_at),
-        bundle_version=bundle.version,
     )
 
 
