@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from psycopg.rows import tuple_row
 
 from pgfence.model.bundle import TrustBundle, TrustKey
 from pgfence.model.proposal import NO_END, Proposal, first_proposal
 from pgfence.model.signature import raw_public_key
-
-Connection = psycopg.Connection[Any]
+from pgfence.queries import Connection, rows
 
 DAY_US = 24 * 60 * 60 * 1_000_000
 
@@ -32,21 +28,22 @@ class TrustKeys:
 
 def in_force(conn: Connection) -> TrustBundle | None:
     """The trust bundle in force; None if there is none."""
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        row = cursor.execute("select document from pgfence.trust_bundle()").fetchone()
-    return TrustBundle.parse(row[0]) if row else None
+    found = rows(conn, "select document from pgfence.trust_bundle()")
+    return TrustBundle.parse(found[0][0]) if found else None
 
 
 def now_us(conn: Connection) -> int:
     """The database's clock, microseconds since the epoch."""
-    return int(
-        _one(conn, "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000.0)::bigint")
+    ((now,),) = rows(
+        conn, "select (extract(epoch from pg_catalog.clock_timestamp()) * 1000000.0)::bigint"
     )
+    return int(now)
 
 
 def issuer_epoch(conn: Connection) -> int:
     """The epoch of new grants: every grant that exists has it, or a lower one."""
-    return int(_one(conn, "select issuer_epoch from pgfence.configuration"))
+    ((epoch,),) = rows(conn, "select issuer_epoch from pgfence.configuration")
+    return int(epoch)
 
 
 def trusted_key(purpose: str, public_key: bytes, not_before: int) -> TrustKey:
@@ -61,11 +58,12 @@ def install_bundle(conn: Connection, proposal: Proposal) -> None:
 
     Raises `TrustRefusedError`, as an error of psycopg; then nothing was changed.
     """
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        cursor.execute(
-            "select pgfence.install_trust_bundle($1, $2)",
-            (proposal.bundle.document, list(proposal.signatures)),
-        )
+    rows(
+        conn,
+        "select pgfence.install_trust_bundle($1, $2)",
+        proposal.bundle.document,
+        list(proposal.signatures),
+    )
 
 
 def install_first_bundle(
@@ -92,10 +90,3 @@ def install_first_bundle(
     )
     install_bundle(conn, proposal.sign(keys.root, now))
     return proposal.bundle
-
-
-def _one(conn: Connection, query: str) -> Any:
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        row = cursor.execute(query).fetchone()
-    assert row is not None  # noqa: S101 - a select without from, or of the one row
-    return row[0]

@@ -9,7 +9,7 @@ from pgfence.clock import monotonic
 from pgfence.drivers.psycopg import run_on
 from pgfence.errors import InvalidArgumentError
 from pgfence.model.clocks import Difference
-from pgfence.registry.queries import Connection, rows
+from pgfence.queries import Connection, rows
 
 _PREFIXES = "select prefix, generation from pgfence.policies order by prefix"
 _GENERATION = """

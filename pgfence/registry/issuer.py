@@ -13,7 +13,7 @@ from pgfence.model.bundle import TrustBundle
 from pgfence.model.grant import Grant
 from pgfence.model.signature import key_id, raw_public_key
 from pgfence.model.status import StatusProof
-from pgfence.registry.queries import Connection, rows
+from pgfence.queries import Connection, rows
 from pgfence.registry.witness import Witness
 
 #: The grants that wait, the bundle in force, and the database's clock in microseconds.

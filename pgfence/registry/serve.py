@@ -21,8 +21,8 @@ from pgfence import coordinators, observe, tokens
 from pgfence.clock import monotonic
 from pgfence.drivers.psycopg import in_time, is_pooled, read_timestamps, time_limit
 from pgfence.errors import NoWorkloadError, PgfenceError
+from pgfence.queries import Connection, rows
 from pgfence.registry.issuer import Issuer
-from pgfence.registry.queries import Connection, rows
 from pgfence.registry.witness import Witness
 
 _log = logging.getLogger("pgfence.registry")

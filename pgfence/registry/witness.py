@@ -7,7 +7,7 @@ from pgfence.coordinators.protocol import Holder, Inspector, claim_of, directory
 from pgfence.errors import InvalidArgumentError, LockServiceError
 from pgfence.model.canonical import is_integer
 from pgfence.model.grant import Grant
-from pgfence.registry.queries import Connection, rows
+from pgfence.queries import Connection, rows
 
 _REQUESTS = """
     select workload, request_id, audience, resource, claim, coordinator, term, mark
