@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pgfence import Coordinates, errors
+from pgfence.client.protocol import Failed
 from tests.conformance.conftest import NOT_POOLED, RESOURCE, Connect, count, states
 from tests.conformance.drivers import Fence, Lease
 from tests.conformance.test_apply import never, settle
@@ -181,3 +182,18 @@ def test_r44_a_session_that_is_ended_before_commit_is_sent_leaves_nothing_unknow
         assert states(served)[1] == "open"
         assert lease.apply({"page": "another"}, settle(1)).segment_seq == 1
     assert count(served, UNKNOWN) == 0
+
+
+def test_where_the_database_cannot_be_reached_again_the_driver_s_own_error_comes_out(
+    connect: Connect, served: Database
+) -> None:
+    with proxy_to(served.dsn("worker_a")) as proxy:
+        fence = connect(dsn=proxy.dsn)
+        with fence.hold(RESOURCE, operation="settle", ttl=60) as lease:
+            lease.advance()
+            coordinates = Coordinates(RESOURCE, lease.operation_root, 1)
+            proxy.close()
+            for ask in (lease.advance, lambda: fence.reconcile(coordinates)):
+                with pytest.raises(Exception) as caught:  # noqa: PT011 - each driver has its own
+                    ask()
+                assert not isinstance(caught.value, Failed), "it is the protocol's own"

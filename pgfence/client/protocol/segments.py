@@ -277,16 +277,18 @@ def advance(token: str, proof: str | None = None) -> Steps[Verdict]:
     proof: the status proof, where the registry is in another database.
     """
     call = Call("select * from pgfence.advance($1, $2)", (token, proof))
+    lost = False
     for attempt in range(ATTEMPTS):
         try:
+            if lost:
+                yield Reopen()
             (rows,) = yield Batch((call,), begin=True)
             yield Commit()
         except Failed as failed:
             yield from _roll_back()
-            if attempt == ATTEMPTS - 1 or not (failed.lost or failed.sqlstate in TRY_AGAIN):
+            lost = failed.lost
+            if attempt == ATTEMPTS - 1 or not (lost or failed.sqlstate in TRY_AGAIN):
                 failed.rethrow()
-            if failed.lost:
-                yield Reopen()
         else:
             return _verdict(rows[0])
     raise AssertionError("unreachable")
@@ -319,14 +321,16 @@ def reconcile(asked: Coordinates, token: str | None, proof: str | None = None) -
             proof,
         ),
     )  # fmt: skip
+    lost = False
     for attempt in range(ATTEMPTS):
         try:
+            if lost:
+                yield Reopen()
             (rows,) = yield Batch((call,), within=LONGEST_CALL)
         except Failed as failed:
-            if attempt == ATTEMPTS - 1 or not (failed.lost or failed.sqlstate in TRY_AGAIN):
+            lost = failed.lost
+            if attempt == ATTEMPTS - 1 or not (lost or failed.sqlstate in TRY_AGAIN):
                 failed.rethrow()
-            if failed.lost:
-                yield Reopen()
         else:
             return Outcome.from_row(rows[0])
     raise AssertionError("unreachable")
