@@ -391,6 +391,21 @@ def test_r43_what_was_done_when_the_lease_was_lost_is_undone(reply: Any) -> None
     assert not script.doubted
 
 
+def test_r42_work_does_not_begin_when_the_lease_was_lost_before_it() -> None:
+    """While the call waited for the row lock, say: whoever stops work had none to stop."""
+
+    def late() -> Any:
+        script.now = 3600.0
+        return one(*verdict("ACCEPTED"))
+
+    proven = [SEGMENT._replace(proof=protocol.Proof("v4.public.p", 7200.0))]
+    script, go = run_apply(late, segments=proven)
+    with pytest.raises(errors.LeaseEndedError, match="lost before the work function ran"):
+        go()
+    assert script.names() == ["begin+fenced_apply", "Rollback"]
+    assert not script.doubted
+
+
 def test_r44_a_transaction_that_work_ended_is_in_doubt_also_when_the_lease_is_lost() -> None:
     def lose() -> Any:
         script.now = 3600.0

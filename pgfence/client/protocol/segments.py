@@ -32,6 +32,7 @@ _log = logging.getLogger("pgfence.client")
 
 #: The server ended a session that was idle, or a transaction that was open, for too long.
 _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
+_LOST_BEFORE_WORK = "the lease was lost before the work function ran: nothing was written"
 _LOST_IN_WORK = "the lease was lost while the work function ran: nothing was written"
 #: One statement, so that the look costs no round trip with a driver that has no pipeline (R54).
 _LOOK_AND_APPLY = "select * from pgfence_registry.look($4), pgfence.fenced_apply($1, $2, $3)"
@@ -100,9 +101,9 @@ def apply(
     ACCEPTED, or WOULD_REFUSE in shadow (R28). Returns their verdicts when all is committed; of a
     refusal, its verdict alone: then nothing was written but its evidence (R18).
     begins: called with the verdicts before work, which is for those that let write. is_lost:
-    whether the lease is over by now; then work that is done or was stopped is undone. in_doubt:
-    called when work is done. Until then nothing stands whatever happens; from then on only an
-    answer says whether it does, and an interrupt may come before it.
+    whether the lease is over by now; then work does not begin (R42), and what is done or was
+    stopped is undone. in_doubt: called when work is done. Until then nothing stands whatever
+    happens; from then on only an answer says whether it does, and an interrupt may come before it.
 
     Raises `MutationUnknownError` if the answer to COMMIT was lost (R44), `LeaseEndedError` if the
     lease ended while the transaction was open, and what the caller's function raised. After any of
@@ -193,6 +194,10 @@ def _work(ends_at: float, clock: Clock, is_lost: Callable[[], bool]) -> Steps[Le
 
     ends_at: when what admitted the transaction ends, on our own clock.
     """
+    if is_lost():
+        # Whoever stops work had none to stop, and will not come again.
+        yield from _roll_back()
+        raise errors.LeaseEndedError(_LOST_BEFORE_WORK)
     try:
         left: Left = yield Work()
     except GeneratorExit:
