@@ -115,7 +115,11 @@ class Session(ABC):
                 return
             try:
                 seconds = self._prolong()
-            except LockServiceError as error:
+            except Exception as error:
+                if self._stopped.is_set():
+                    return  # whoever stopped it has closed what it asks with
+                if not isinstance(error, LockServiceError):
+                    raise
                 _log.warning("keeping the session alive failed: %s", error)
                 self._doubted = True
                 self._tell()

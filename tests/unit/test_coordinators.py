@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -104,6 +105,41 @@ def test_session_of_any_length_is_kept() -> None:
     wait_until(lambda: session.standing() is Standing.HELD, "it was asked for and confirmed")
     session.stop()
     session._keeper.join()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it has been closed"), LockServiceError("cut")])
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "not stopped"])
+def test_session_that_is_stopped_while_it_asks_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    stopped: bool,
+) -> None:
+    """What it asks with is closed then, of which httpx makes a bare RuntimeError."""
+    asking, closed = threading.Event(), threading.Event()
+    unhandled: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+
+    class Asking(Session):
+        def _prolong(self) -> float | None:
+            asking.set()
+            assert closed.wait(PATIENCE)
+            raise error
+
+    session = Asking(600.0)
+    session.begin(monotonic())
+    session.doubt()
+    assert asking.wait(PATIENCE)
+    caplog.clear()
+    if stopped:
+        session.stop()
+    closed.set()
+    if not stopped:
+        wait_until(lambda: bool(unhandled or caplog.records), "it says so")
+        session.stop()
+    session._keeper.join(PATIENCE)
+    assert not session._keeper.is_alive()
+    assert bool(unhandled or caplog.records) is not stopped
 
 
 def test_postgres_needs_no_looking_at() -> None:
