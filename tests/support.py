@@ -220,6 +220,12 @@ class Database:
                 with psycopg.connect(self.dsn(), autocommit=True) as conn:
                     for (gid,) in prepared:
                         conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
+            # Where somebody is left, DROP DATABASE looks again after a tenth of a second; to end
+            # takes a session a few milliseconds.
+            end_all = (
+                "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = %s"
+            )
+            wait_until(lambda: _one(admin, end_all, [self.name]) == 0, "the sessions have ended")
             name = sql.Identifier(self.name)
             _once_nobody_is_left(admin, sql.SQL("drop database {} with (force)").format(name))
 
