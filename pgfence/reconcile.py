@@ -26,7 +26,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from pgfence import errors, observe
-from pgfence.drivers.psycopg import in_time, read_timestamps
+from pgfence.drivers.psycopg import in_time, read_timestamps, time_limit
 from pgfence.model.outcome import Outcome
 
 Connection = psycopg.Connection[Any]
@@ -37,6 +37,8 @@ _Segment = tuple[str, str, int]
 ALARM = 900.0
 #: Seconds that a round waits for a transaction that is open on a resource.
 _LOCK = 5.0
+#: Seconds that the database gets to answer a question before its connection is given up.
+ANSWER = 30.0
 #: Seconds that a handler gets to answer.
 _HANDLER = 60.0
 #: Installed packages offer handlers as entry points of this group.
@@ -206,7 +208,7 @@ def look(conn: Connection) -> list[Unknown]:
 
 
 def _found(conn: Connection) -> list[Unknown]:
-    with conn.cursor(row_factory=class_row(Unknown)) as cursor:
+    with conn.cursor(row_factory=class_row(Unknown)) as cursor, time_limit(conn, ANSWER):
         return cursor.execute(_LOOK).fetchall()
 
 
@@ -242,7 +244,8 @@ def _prove(conn: Connection, unknown: Unknown) -> Unknown | Settled:
     if unknown.kind == "EXPIRED_LEASE":
         return unknown
     try:
-        row = conn.execute(_RECONCILE, _coordinates(unknown)).fetchone()
+        with time_limit(conn, ANSWER):
+            row = conn.execute(_RECONCILE, _coordinates(unknown)).fetchone()
     except psycopg.errors.LockNotAvailable:
         return replace(
             unknown,
@@ -272,7 +275,8 @@ def _ask(conn: Connection, unknown: Unknown, handlers: list[Handler]) -> Unknown
         if answer is None:
             continue
         try:
-            _record(conn, _coordinates(unknown), answer, handler.name)
+            with time_limit(conn, ANSWER):
+                _record(conn, _coordinates(unknown), answer, handler.name)
         except (errors.PgfenceError, psycopg.errors.LockNotAvailable) as refused:
             # Things have moved on since, and the next round knows better; or it is no answer.
             said = f"the answer of {handler.name} was not taken: {refused}"
@@ -341,11 +345,15 @@ def watch(
 
 @contextmanager
 def connected(dsn: str) -> Iterator[Connection]:
-    """A connection for rounds: what waits for a lock too long is left for the next one."""
+    """A connection for rounds: what waits for a lock too long is left for the next one.
+
+    Of a server that stays silent a round raises psycopg's OperationalError, after `ANSWER` seconds.
+    """
     parameters = in_time(dsn) | {"application_name": "pgfence reconcile"}
     with psycopg.connect(autocommit=True, **parameters) as conn:
-        read_timestamps(conn)
-        conn.execute(f"set lock_timeout = {round(_LOCK * 1000)}")
+        with time_limit(conn, ANSWER):
+            read_timestamps(conn)
+            conn.execute(f"set lock_timeout = {round(_LOCK * 1000)}")
         yield conn
 
 

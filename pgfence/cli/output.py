@@ -120,17 +120,27 @@ def database(dsn: str, needs: str) -> Iterator[Connection]:
 
     needs: the rights that the command takes, for the error of a role that does not have them.
     """
-    with psycopg.connect(dsn, autocommit=True, application_name="pgfence") as conn:
-        try:
-            read_timestamps(conn)
-            _check_version(conn)
-            yield conn
-        except psycopg.errors.InsufficientPrivilege as error:
-            message = f"role {conn.info.user}: {error.diag.message_primary}"
-            raise _DatabaseRefusedError(message, f"This takes {needs}.") from error
+    with (
+        psycopg.connect(dsn, autocommit=True, application_name="pgfence") as conn,
+        rights_told(conn, needs),
+    ):
+        read_timestamps(conn)
+        check_version(conn)
+        yield conn
 
 
-def _check_version(conn: Connection) -> None:
+@contextmanager
+def rights_told(conn: Connection, needs: str) -> Iterator[None]:
+    """What this role may not do in the block is an error that says what it takes."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = f"role {conn.info.user}: {error.diag.message_primary}"
+        raise _DatabaseRefusedError(message, f"This takes {needs}.") from error
+
+
+def check_version(conn: Connection) -> None:
+    """Return if pgfence of our version is in the database. Raises `SchemaVersionError`."""
     try:
         row = conn.execute("select pgfence.schema_version()").fetchone()
     except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:

@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -9,17 +11,21 @@ import typer
 from pgfence import reconcile as process
 from pgfence.cli.output import (
     FOUND,
+    Connection,
     Dsn,
     Json,
     Metrics,
+    check_version,
     console,
     database,
     log_to_stdout,
     print_json,
     print_table,
     reported,
+    rights_told,
     serve_metrics,
 )
+from pgfence.drivers.psycopg import time_limit
 from pgfence.model.canonical import MAX_INTEGER
 
 _RIGHTS = "a role of the workload, or a member of pgfence_owner; --look: also in pgfence_auditor"
@@ -53,18 +59,15 @@ def reconcile(
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        with database(dsn, _RIGHTS) as conn:  # once, for what is wrong from the start
-            process.look(conn) if look else process.check_rights(conn)
+        with _connected(dsn, look) as conn:  # once, for what is wrong from the start
+            if look:
+                process.look(conn)
         process.watch(dsn, handlers, stop, every, only=look)
         return
     if metrics:
         raise typer.BadParameter("only with --watch", param_hint="--metrics")
-    with database(dsn, _RIGHTS), process.connected(dsn) as conn:
-        if look:
-            done = process.Round([], process.look(conn))
-        else:
-            process.check_rights(conn)
-            done = process.reconcile(conn, handlers)
+    with _connected(dsn, look) as conn:
+        done = process.Round([], process.look(conn)) if look else process.reconcile(conn, handlers)
     if as_json:
         settled = [
             {"outcome": one.outcome, "by": one.by, "evidence": one.evidence, "unknown": one.unknown}
@@ -75,6 +78,17 @@ def reconcile(
         _show(done)
     if done.overdue:
         raise typer.Exit(FOUND)
+
+
+@contextmanager
+def _connected(dsn: str, look: bool) -> Iterator[Connection]:
+    """A connection for rounds to our version of pgfence, as a role that may do what is asked."""
+    with process.connected(dsn) as conn, rights_told(conn, _RIGHTS):
+        with time_limit(conn, process.ANSWER):
+            check_version(conn)
+            if not look:
+                process.check_rights(conn)
+        yield conn
 
 
 def _show(done: process.Round) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import closing
 from dataclasses import fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,11 +20,21 @@ from typing import Any
 import pytest
 
 from pgfence import reconcile as process
+from pgfence.drivers import psycopg as driver
 from pgfence.reconcile import HANDLERS, Answer, Says, Unknown
 from tests.cli.conftest import Pgfence
 from tests.cli.test_commands import BATCH, MANUAL, apply
-from tests.support import Database, Issued, free_ports, issue, json_lines, wait_until
-from tests.workers import as_owner, end_lease
+from tests.proxy import Proxy, proxy_to
+from tests.support import (
+    PATIENCE,
+    Database,
+    Issued,
+    free_ports,
+    issue,
+    json_lines,
+    wait_until,
+)
+from tests.workers import as_owner, end_lease, in_background
 
 DIGEST = "0" * 64
 ASKED: list[Unknown] = []
@@ -312,6 +325,49 @@ def test_r45_watching_settles_warns_and_raises_the_alarm(
     finally:
         process.kill()
         process.wait()
+
+
+def test_r45_a_server_that_has_gone_silent_keeps_neither_the_alarm_nor_the_end_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "ANSWER", 0.5)
+    monkeypatch.setattr(driver, "CANCEL", 0.1)
+    caplog.set_level(logging.INFO, "pgfence.reconcile")
+    unanswered(database)
+    stop = threading.Event()
+
+    def said(event: str) -> bool:
+        return f'"event": "{event}"' in caplog.text
+
+    with proxy_to(database.dsn("dba")) as network:
+        watching = in_background(lambda: process.watch(network.dsn, [], stop, 0.05, only=False))
+        try:
+            wait_until(lambda: said("unknown"), "it says what is unknown")
+            network.freeze()
+            age(database, 16)
+            wait_until(lambda: said("overdue"), "it connects again, and raises the alarm")
+            network.freeze()
+        finally:
+            stop.set()
+        watching.result(PATIENCE)
+
+
+def test_a_server_that_is_silent_from_the_start_is_exit_code_3(
+    pgfence: Pgfence, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for it hears no signal."""
+
+    class Silent(Proxy):
+        def _pass(self, client: socket.socket, server: socket.socket, data: bytes) -> bytes:
+            if b"schema_version" in data:
+                self.freeze()
+            return super()._pass(client, server, data)
+
+    monkeypatch.setattr(process, "ANSWER", 0.5)
+    monkeypatch.setattr(driver, "CANCEL", 0.1)
+    with closing(Silent(database.dsn("dba"))) as network:
+        said = pgfence("reconcile", "--watch", "--dsn", network.dsn)
+    assert (said.exit_code, "no answer within 0.5" in said.err) == (3, True)
 
 
 def test_installed_packages_offer_handlers(
