@@ -349,7 +349,7 @@ CHECKS: tuple[Check, ...] = (
         "WRITE_ALL_DATA",
         "pg_write_all_data",
         WARNING,
-        "It may write and lock every table: only triggers still stand in the way.",
+        "It may write and lock every table, where only triggers still stand in the way, and set sequences.",
     ),
     _predefined(
         "MAINTAIN",

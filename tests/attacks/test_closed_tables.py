@@ -85,6 +85,21 @@ def test_r27_pg_write_all_data_does_not_open_them_either(
         assert attempt(writer, write, table, column) in {"PF204", "42501", "no row"}, table
 
 
+def test_r27_a_sequence_that_it_used_up_is_set_back_as_limits_md_says(
+    database: Database, writer: Connection
+) -> None:
+    """PostgreSQL has neither triggers nor row security for sequences."""
+    writer.execute("select setval('pgfence.journal_entry_seq', 9223372036854775807)")
+    dba = database.connect("dba")
+    with pytest.raises(psycopg.errors.SequenceGeneratorLimitExceeded):
+        dba.execute("select pgfence.enforce('a/')")
+    last = "select setval('pgfence.journal_entry_seq', coalesce(max(entry), 1))"
+    dba.execute(f"{last} from pgfence.journal")
+    dba.execute("select pgfence.enforce('a/')")
+    entries = "select array_agg(entry order by entry) from pgfence.journal"
+    assert dba.execute(entries).fetchone() == ([2],)
+
+
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("write", WRITES[1:])
 def test_r27_control_the_same_role_writes_an_open_table(
