@@ -116,8 +116,9 @@ class AsyncLease(BaseLease[AsyncSession]):
         """Call `function()` once when the lease is lost: `asyncio.current_task().cancel`, say.
 
         At once if it is lost already, and never if it is released first. What it raises is logged.
+        Raises `InvalidArgumentError` for a function that must be awaited.
         """
-        self._check_usable()
+        self._check_told(function)
         uncut(self._tell(function))
 
     async def _tell(self, function: Callable[[], object]) -> None:

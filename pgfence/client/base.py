@@ -345,10 +345,20 @@ class BaseLease(Generic[S]):
         if self._must_stop():
             self.check()
 
+    def _check_told(self, function: Callable[[], object]) -> None:
+        """Raise if `function` cannot be told of the loss by calling it."""
+        self._check_usable()
+        if inspect.iscoroutinefunction(function):
+            raise errors.InvalidArgumentError(
+                f"on_lost calls a function, and {function!r} must be awaited",
+                hint="Give a function that is done when it returns, such as a task's cancel.",
+            )
+
     def _call_lost(self, function: Callable[[], object]) -> None:
         """Say that the lease is lost to somebody who wanted to be told."""
         try:
-            function()
+            if unfinished := _unfinished(function()):
+                raise errors.InvalidArgumentError(f"it returned a {unfinished} that nobody has run")
         except Exception:
             _log.exception("%r: what was to be called on its loss failed", self)
 
@@ -644,16 +654,21 @@ def refuse_unfinished(returned: object) -> None:
     """Raise `InvalidArgumentError` if what a work function returned shows that it has not run, or
     not to its end: the receipt would stand without its rows.
     """
+    if unfinished := _unfinished(returned):
+        raise errors.InvalidArgumentError(
+            f"the work function returned a {unfinished} that nobody has run: nothing was written",
+            hint="Give a function that is done when it returns. One that is awaited is for "
+            "pgfence.connect_async, and must itself await what it calls; none may yield.",
+        )
+
+
+def _unfinished(returned: object) -> str | None:
+    """What a function returned in place of running to its end; it does not run any more."""
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
         returned.close()
     elif not inspect.isasyncgen(returned):
-        return
-    raise errors.InvalidArgumentError(
-        f"the work function returned a {type(returned).__name__} that nobody has run: "
-        "nothing was written",
-        hint="Give a function that is done when it returns. One that is awaited is for "
-        "pgfence.connect_async, and must itself await what it calls; none may yield.",
-    )
+        return None
+    return type(returned).__name__
 
 
 def check_taking_up(request_id: str | None, continues_root: str) -> None:

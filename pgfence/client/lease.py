@@ -109,8 +109,9 @@ class Lease(BaseLease[Session], Generic[Tx]):
         """Call `function()` once when the lease is lost, in a daemon thread of its own.
 
         At once if it is lost already, and never if it is released first. What it raises is logged.
+        Raises `InvalidArgumentError` for a function that must be awaited.
         """
-        self._check_usable()
+        self._check_told(function)
         self._start("on_lost ", lambda: self._tell(function))
 
     def apply(

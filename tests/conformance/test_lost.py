@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,6 +127,24 @@ def test_what_on_lost_calls_may_fail_and_comes_also_when_it_is_lost_already(
         assert lease.lost.wait(PATIENCE)
         assert Calls(lease).called.wait(PATIENCE)
         wait_until(lambda: "cannot be stopped" in caplog.text, "the failure is logged")
+
+
+def test_what_on_lost_cannot_call_to_the_end_is_refused_or_logged(
+    connect: Connect, registered: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def must_be_awaited() -> None:
+        pytest.fail("nobody awaits it")
+
+    with connect().hold(RESOURCE, operation="settle", ttl=30) as lease:
+        for function in (must_be_awaited, partial(must_be_awaited)):
+            with pytest.raises(errors.InvalidArgumentError, match="must be awaited"):
+                lease.on_lost(function)
+        lease.on_lost(lambda: must_be_awaited())
+        end_lease(registered, lease.grant.lease)
+        lease.renew_now()
+        wait_until(
+            lambda: "a coroutine that nobody has run" in caplog.text, "the failure is logged"
+        )
 
 
 @pytest.mark.parametrize("route", ROUTES)
