@@ -86,7 +86,7 @@ def print_table(out: Console, columns: Sequence[str], rows: Sequence[Sequence[ob
 def log_to_stdout(*, as_json: bool) -> None:
     """What a process that stays says of itself: lines for people, or an object of JSON each."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s") if as_json else _ForPeople())
+    handler.setFormatter(_Lines(as_json=as_json))
     logger = logging.getLogger("pgfence")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -105,13 +105,38 @@ def serve_metrics(where: str, handover_budget: float = observe.HANDOVER_BUDGET) 
         raise typer.BadParameter(f"{where}: {error.strerror}", param_hint="--metrics") from error
 
 
-class _ForPeople(logging.Formatter):
-    """2026-07-19T10:00:00.000+00:00 signed resource=invoice-batch/2026-07-19 fence_token=7"""
+class _Lines(logging.Formatter):
+    """Events as they are; for people as 2026-07-19T10:00:00.000+00:00 signed fence_token=7 …
+
+    Plain text comes too: from pgfence's client, where a handler uses it. In JSON that is the event
+    `log`, for people it stays what it is.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = json.loads(record.getMessage())
+        message = record.getMessage()
+        fields = _event_in(message)
+        if not fields:
+            text = super().format(record)  # with the traceback, where there is one
+            if not self._as_json:
+                return text
+            return observe.line("log", level=record.levelname, logger=record.name, message=text)
+        if self._as_json:
+            return message
         head = f"{fields.pop('time')} {fields.pop('event')}"
         return " ".join([head, *(f"{name}={value}" for name, value in fields.items())])
+
+
+def _event_in(message: str) -> dict[str, Any]:
+    """The fields of an event; none for plain text."""
+    try:
+        fields = json.loads(message)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) and {"time", "event"} <= fields.keys() else {}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -19,7 +20,9 @@ from typing import Any
 
 import pytest
 
+from pgfence import observe
 from pgfence import reconcile as process
+from pgfence.cli.output import log_to_stdout
 from pgfence.drivers import psycopg as driver
 from pgfence.reconcile import HANDLERS, Answer, Says, Unknown
 from tests.cli.conftest import Pgfence
@@ -368,6 +371,39 @@ def test_a_server_that_is_silent_from_the_start_is_exit_code_3(
     with closing(Silent(database.dsn("dba"))) as network:
         said = pgfence("reconcile", "--watch", "--dsn", network.dsn)
     assert (said.exit_code, "no answer within 0.5" in said.err) == (3, True)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_a_handler_s_own_client_logs_is_neither_lost_nor_out_of_form(
+    pgfence: Pgfence, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    log = logging.getLogger("pgfence.client")
+    log_to_stdout(as_json=as_json)
+    observe.event(log, "settled", resource="mail/1")
+    log.warning("lease %s: renewing failed: %s", "l-1", "cut off")
+    try:
+        raise RuntimeError("no route to the domain")
+    except RuntimeError:
+        log.exception("[]")
+    out, err = capsys.readouterr()
+    assert err == ""
+    if not as_json:
+        settled, warning, *failure = out.splitlines()
+        assert settled.endswith(" settled resource=mail/1")
+        assert warning == "lease l-1: renewing failed: cut off"
+        assert (failure[0], failure[-1]) == ("[]", "RuntimeError: no route to the domain")
+        return
+    settled, warning, failure = map(json.loads, out.splitlines())
+    assert (settled["event"], settled["resource"]) == ("settled", "mail/1")
+    assert warning.pop("time")
+    assert warning == {
+        "event": "log",
+        "level": "WARNING",
+        "logger": "pgfence.client",
+        "message": "lease l-1: renewing failed: cut off",
+    }
+    assert failure["message"].startswith("[]\nTraceback")
+    assert failure["message"].endswith("RuntimeError: no route to the domain")
 
 
 def test_installed_packages_offer_handlers(
