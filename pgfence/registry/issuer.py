@@ -32,8 +32,8 @@ _UNPROVEN = _PENDING.replace("unsigned_grants", "unsigned_proofs")
 class Outcome:
     """What became of one unsigned grant, or of the status proof of one.
 
-    `recorded` is False when another issuer was faster or the lease is over, and when `problem` says
-    why it was not signed.
+    `recorded` is False when another issuer was faster, the lease is over or the worker's own
+    transaction holds the row, and when `problem` says why it was not signed.
     """
 
     lease: str

@@ -1,5 +1,6 @@
 -- Records the signed token of a grant, raises the coordinator's mark (R37), and wakes the worker that
--- waits for it. False when somebody else has signed it, or its lease is over.
+-- waits for it. False when somebody else has signed it, its lease is over, or a transaction holds the row:
+-- then look again, nobody waits for its owner.
 create function pgfence_registry.record_signature(p_lease text, p_token text)
 returns boolean
 language plpgsql
@@ -14,8 +15,10 @@ begin
             'Pass the lease and the signed token.', 'R53');
     end if;
     update pgfence_registry.grants as g set token = p_token
-     where g.lease = p_lease and g.token is null and g.state = 'HELD'
-       and g.lease_ends_at > pg_catalog.clock_timestamp()
+     where g.lease = (select w.lease from pgfence_registry.grants as w
+                       where w.lease = p_lease and w.token is null and w.state = 'HELD'
+                         and w.lease_ends_at > pg_catalog.clock_timestamp()
+                         for no key update skip locked)
     returning g.* into v_grant;
     if not found then
         return false;

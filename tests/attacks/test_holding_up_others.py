@@ -15,6 +15,7 @@ import pytest
 
 from pgfence.audit import doctor
 from pgfence.audit.checks import CHECKS
+from pgfence.registry.issuer import Issuer
 from tests.support import PATIENCE, Database, Keys, wait_until, wait_until_blocked, wait_until_state
 from tests.workers import (
     Worker,
@@ -355,6 +356,21 @@ def test_r53_owner_that_asks_for_very_much_does_not_keep_others_from_their_signa
     pending = registry.execute("select lease from pgfence_registry.unsigned_grants()").fetchall()
     assert len(pending) == 100
     assert (wanted.lease,) in pending[:2]
+
+
+def test_r53_owner_that_keeps_its_unsigned_grant_locked_keeps_nobody_from_a_signature(
+    worker: Worker, rival: Worker, database: Database, keys: Keys
+) -> None:
+    registry = database.connect("registry", options="-c lock_timeout=10s")
+    kept = rival.ask("kept/1")
+    wanted = worker.ask(RESOURCE)
+    rival.conn.execute("begin")
+    assert rival.release(kept.lease).state == "RELEASED"
+    recorded = {each.lease: each.recorded for each in Issuer(keys.grant).sign_pending(registry)}
+    assert recorded == {kept.lease: False, wanted.lease: True}
+    rival.conn.execute("rollback")
+    recorded = {each.lease: each.recorded for each in Issuer(keys.grant).sign_pending(registry)}
+    assert recorded == {kept.lease: True}
 
 
 def test_r18_owner_with_many_refusals_pushes_out_only_its_own(
