@@ -193,11 +193,13 @@ class AsyncFence(BaseFence[AsyncSession]):
     ) -> AsyncIterator[AsyncLease]:
         """Hold it with the root of the last segment; ask again if there are later ones by then."""
         until = moment(timeout)
-        earlier = (await self.position(resource)).written_root or ""
+        self._check_usable()
+        with self._database.lent() as session:
+            earlier = await session.run(self._written_root(resource, until))
         while True:
             left = None if timeout is None else max(0.0, until - monotonic())
             async with hold(continues_root=earlier, timeout=left) as lease:
-                latest = (await lease.position()).written_root or ""
+                latest = await lease._in_turn(self._written_root(resource, until))
                 if latest == earlier:
                     yield lease
                     return

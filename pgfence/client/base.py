@@ -109,6 +109,11 @@ class BaseFence(Generic[S]):
             coordinator=self._database.claimant.capabilities.name,
         )
 
+    def _written_root(self, resource: str, until: float) -> Steps[str]:
+        """The operation of the resource's last segment, or "", for `hold(take_up=True)`."""
+        at = yield from protocol.position(resource, protocol.limit(until - monotonic()))
+        return at.written_root or ""
+
     def _token(self, grant: "str | BaseLease[Any]", segment: int) -> str:
         """The token of what `apply` was given, which may be used now."""
         self._check_usable()

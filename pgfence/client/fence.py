@@ -207,11 +207,13 @@ class Fence(BaseFence[Session], Generic[Tx]):
     ) -> Iterator[Lease[Tx]]:
         """Hold it with the root of the last segment; ask again if there are later ones by then."""
         until = moment(timeout)
-        earlier = self.position(resource).written_root or ""
+        self._check_usable()
+        with self._database.lent() as session:
+            earlier = session.run(self._written_root(resource, until))
         while True:
             left = None if timeout is None else max(0.0, until - monotonic())
             with hold(continues_root=earlier, timeout=left) as lease:
-                latest = lease.position().written_root or ""
+                latest = lease._in_turn(self._written_root(resource, until))
                 if latest == earlier:
                     yield lease
                     return

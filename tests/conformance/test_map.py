@@ -165,6 +165,18 @@ def test_r46_taking_up_waits_no_longer_than_it_may_and_makes_up_its_own_request(
                 pytest.fail("it was asked for")
 
 
+def test_r46_taking_up_goes_over_a_new_connection_where_the_idle_one_was_lost(
+    connect: Connect, served: Database
+) -> None:
+    with proxy_to(served.dsn("worker_a")) as proxy:
+        fence = connect(dsn=proxy.dsn)
+        with fence.hold(RESOURCE, operation="settle") as lease:
+            lease.apply(1, lambda execute: execute(SETTLE, 1, "settled"))
+        proxy.cut()
+        with fence.hold(RESOURCE, operation="settle", take_up=True) as later:
+            assert later.grant.continues_root == lease.operation_root
+
+
 @pytest.mark.parametrize("by", ["the same owner", "a successor"])
 def test_r12_what_stands_with_another_payload_is_not_passed_over(
     connect: Connect, served: Database, by: str

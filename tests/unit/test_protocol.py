@@ -571,6 +571,18 @@ def test_position_of_an_unknown_resource_is_the_beginning() -> None:
     assert (position.highest_fence, position.last_segment, position.operation_root) == (0, 0, None)
 
 
+def test_what_only_reads_goes_on_over_a_new_connection_and_does_not_wait_for_ever() -> None:
+    script = Script(LOST, [[]])
+    script.run(protocol.position("invoice/1", 2.0))
+    assert script.names() == ["position", "Reopen", "position"]
+    assert [step.within for step in script.steps if isinstance(step, Batch)] == [2.0, 2.0]
+    script = Script([[]])
+    script.run(protocol.operation_receipts("invoice/1", REQUEST.operation_root, 0))
+    (asked,) = script.steps
+    assert isinstance(asked, Batch)
+    assert asked.within == 30.0
+
+
 @pytest.mark.parametrize(
     ("reply", "error", "says"),
     [

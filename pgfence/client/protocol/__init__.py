@@ -55,6 +55,7 @@ from pgfence.client.protocol.steps import (
     Steps,
     Wait,
     Work,
+    limit,
 )
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "give_up",
     "introduce",
     "keep",
+    "limit",
     "operation_receipts",
     "position",
     "prove",

@@ -10,7 +10,6 @@ from typing import NamedTuple, Self
 
 from pgfence import errors
 from pgfence.client.protocol.steps import (
-    LONGEST_CALL,
     SHORTEST_CALL,
     TRY_AGAIN,
     Batch,
@@ -23,6 +22,7 @@ from pgfence.client.protocol.steps import (
     Sleep,
     Steps,
     Wait,
+    limit,
     reopening,
 )
 from pgfence.coordinators.protocol import Standing
@@ -199,8 +199,7 @@ def acquire(
             if silent_since < inf:
                 yield Reopen()
                 waiting.reconnected()
-            within = min(max(until - clock(), SHORTEST_CALL), LONGEST_CALL)
-            answer = yield from ask(request(wanted), clock, within)
+            answer = yield from ask(request(wanted), clock, limit(until - clock()))
             silent_since, pause, why = inf, _FIRST_PAUSE, answer.reason
             if standing() is Standing.LOST:
                 until = -inf
@@ -344,5 +343,4 @@ def release(lease: str, ttl_ms: int, clock: Clock) -> Steps[Answer]:
     Takes no longer than the lease would last: by then it has ended by itself.
     """
     call = Call("select * from pgfence_registry.release($1)", (lease,))
-    within = min(max(ttl_ms / 1000, SHORTEST_CALL), LONGEST_CALL)
-    return (yield from reopening(lambda: ask(call, clock, within)))
+    return (yield from reopening(lambda: ask(call, clock, limit(ttl_ms / 1000))))

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from pgfence import errors
-from pgfence.client.protocol.steps import Batch, Call, Failed, Steps, rows_of
+from pgfence.client.protocol.steps import LONGEST_CALL, Batch, Call, Row, Steps, reopening
 from pgfence.model.receipt import NOWHERE, Position, Receipt
 
 
-def position(resource: str) -> Steps[Position]:
-    """Where the receipts of a resource end."""
-    rows = yield from rows_of(Call("select * from pgfence.position($1)", (resource,)))
+def position(resource: str, within: float = LONGEST_CALL) -> Steps[Position]:
+    """Where the receipts of a resource end; asked for so many seconds."""
+    rows = yield from _read(Call("select * from pgfence.position($1)", (resource,)), within)
     return Position(*rows[0]) if rows else NOWHERE
 
 
@@ -23,7 +23,7 @@ def operation_receipts(
         "select segment_number, payload_digest from pgfence.operation_receipts($1, $2, $3)",
         (resource, operation_root, after),
     )
-    return [(number, digest) for number, digest in (yield from rows_of(call))]
+    return [(number, digest) for number, digest in (yield from _read(call))]
 
 
 def refuse_lost(resource: str, acknowledged: Sequence[Receipt]) -> Steps[None]:
@@ -32,14 +32,11 @@ def refuse_lost(resource: str, acknowledged: Sequence[Receipt]) -> Steps[None]:
     acknowledged: receipts of one resource, in the order of its chain: if the last one is there, so
     are those before it.
     """
-    try:
-        if acknowledged and (yield from _missing(resource, acknowledged[-1:])):
-            missing = yield from _missing(resource, acknowledged)
-            at = yield from position(resource)
-            lost = tuple(receipt for receipt in acknowledged if receipt.digest in missing)
-            raise errors.AcknowledgedSegmentsLostError(resource, lost, at)
-    except Failed as failed:
-        failed.rethrow()
+    if acknowledged and (yield from _missing(resource, acknowledged[-1:])):
+        missing = yield from _missing(resource, acknowledged)
+        at = yield from position(resource)
+        lost = tuple(receipt for receipt in acknowledged if receipt.digest in missing)
+        raise errors.AcknowledgedSegmentsLostError(resource, lost, at)
 
 
 def _missing(resource: str, receipts: Sequence[Receipt]) -> Steps[set[str]]:
@@ -49,7 +46,16 @@ def _missing(resource: str, receipts: Sequence[Receipt]) -> Steps[set[str]]:
         [receipt.segment_seq for receipt in receipts],
         [receipt.digest for receipt in receipts],
     )
-    (rows,) = yield Batch(
-        (Call("select digest from pgfence.missing_receipts($1, $2, $3, $4)", (resource, *known)),)
-    )
-    return {digest for (digest,) in rows}
+    call = Call("select digest from pgfence.missing_receipts($1, $2, $3, $4)", (resource, *known))
+    return {digest for (digest,) in (yield from _read(call))}
+
+
+def _read(call: Call, within: float = LONGEST_CALL) -> Steps[Sequence[Row]]:
+    """The rows of a call; on a new connection if the old one was lost, or stayed silent so long."""
+
+    def ask() -> Steps[Sequence[Row]]:
+        (rows,) = yield Batch((call,), within=within)
+        found: Sequence[Row] = rows
+        return found
+
+    return (yield from reopening(ask))

@@ -38,6 +38,11 @@ TRY_AGAIN = frozenset({"40001", "40P01"})
 SHORTEST_CALL, LONGEST_CALL = 1.0, 30.0
 
 
+def limit(left: float) -> float:
+    """Seconds that a call gets of what is left to whoever waits for it."""
+    return min(max(left, SHORTEST_CALL), LONGEST_CALL)
+
+
 class Call(NamedTuple):
     """One statement: its text, with $1 placeholders, and its parameters."""
 
