@@ -1,7 +1,8 @@
 -- Sessions that keep others from a resource without a right to it (R20): their open transaction holds
 --  * the fence row that somebody waits for, while the lease of their workload is over or another
---    workload holds the resource. Who waits has the lock of the tuple, and waits for the transaction
---    of the one who holds it;
+--    workload holds the resource, or while they act for none any more. Who waits has the lock of the
+--    tuple, and waits for the transaction of the one who holds it. Never one of a role that takes fence
+--    rows without being a workload: a member of pgfence_owner (a superuser is one), a registry process;
 --  * the row of a lease that is over, by renewing it, while somebody waits for the resource;
 --  * a new resource, by asking for it, while somebody else waits for it.
 -- The registry process ends one that it sees in two looks. A waiter that is blocked cannot say that
@@ -42,8 +43,11 @@ as $$
          cross join lateral (select array_agg(l.workload) as workloads from pgfence.workload_logins as l
                               where l.role = a.usesysid) as w
          where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.fences'::regclass
-           and (h.pid is null or w.workloads is not null)
-           and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp() or g.owner <> all (w.workloads))
+           and (h.pid is null or w.workloads is not null
+                or not (pg_catalog.pg_has_role(a.usesysid, 'pgfence_owner', 'MEMBER')
+                        or pg_catalog.pg_has_role(a.usesysid, 'pgfence_registry', 'MEMBER')))
+           and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp()
+                or g.owner <> all (coalesce(w.workloads, '{}')))
     )
     select o.pid, o.virtualtransaction, o.resource,
            greatest(0, coalesce(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp() - o.ended_at) * 1000), 0))::bigint

@@ -130,6 +130,48 @@ def test_r20_owner_that_waits_for_something_else_meanwhile_is_found_too(
         stuck.result(PATIENCE)
 
 
+def test_r20_session_whose_workload_was_removed_is_found_too(
+    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    held = worker.acquire(RESOURCE)
+    worker.conn.execute("begin")
+    plainly(worker, held.token)
+    no_timeouts(worker)
+    rival.ask(RESOURCE, "next")
+    as_owner(database, "select pgfence.remove_workload('worker_a')")
+    end_lease(database, held.lease)
+    future = in_background(lambda: rival.ask(RESOURCE, "next"))
+    wait_until_blocked(observer, rival.pid)
+    assert database.connect("registry").execute(OVERDUE).fetchall() == [(worker.pid, RESOURCE)]
+    observer.execute("select pg_terminate_backend(%s)", [worker.pid])
+    assert future.result(PATIENCE).state == "SIGNING"
+
+
+@pytest.mark.parametrize("role", ["dba", "registry", "the superuser"])
+def test_r20_control_who_takes_fence_rows_without_being_a_workload_is_never_found(
+    worker: Worker,
+    rival: Worker,
+    database: Database,
+    observer: psycopg.Connection[Any],
+    role: str,
+) -> None:
+    held = worker.ask(RESOURCE)
+    rival.ask(RESOURCE, "next")
+    end_lease(database, held.lease)
+    other = observer if role == "the superuser" else database.connect(role)
+    other.execute("begin")
+    if role == "registry":
+        other.execute("select pgfence_registry.refuse_signature(%s)", [held.lease])
+    else:
+        other.execute("set local role pgfence_owner")
+        other.execute("select from pgfence.fences for no key update")
+    future = in_background(lambda: rival.ask(RESOURCE, "next"))
+    wait_until_blocked(database.watcher, rival.pid)
+    assert database.connect("registry").execute(OVERDUE).fetchall() == []
+    other.execute("commit")
+    assert future.result(PATIENCE).state == "SIGNING"
+
+
 def test_r20_control_owner_whose_lease_runs_is_never_found(
     worker: Worker, database: Database, keys: Keys, observer: psycopg.Connection[Any]
 ) -> None:
