@@ -11,9 +11,19 @@ from pgfence.errors import InvalidArgumentError
 from pgfence.model.clocks import Difference
 from pgfence.queries import Connection, rows
 
-_PREFIXES = "select prefix, generation from pgfence.policies order by prefix"
-_GENERATION = """
-    select p.generation from pgfence.policies as p
+_PREFIXES = "select prefix from pgfence.policies"
+#: At the registry: the prefixes from which on a policy or a placement holds for resources placed in
+#: the database.
+_PREFIXES_THERE = """
+    select q.prefix
+      from (select p.prefix from pgfence.policies as p
+             union select l.prefix from pgfence_registry.placements as l) as q
+     where $1 = (select l.audience from pgfence_registry.placements as l
+                  where l.prefix <= q.prefix and pg_catalog.starts_with(q.prefix, l.prefix)
+                  order by l.prefix desc limit 1)
+"""
+_POLICY = """
+    select p.prefix, p.generation from pgfence.policies as p
      where p.prefix <= $1 and pg_catalog.starts_with($1, p.prefix) order by p.prefix desc limit 1
 """
 _PLACED = "select exists (select from pgfence_registry.placements where audience = $1)"
@@ -40,7 +50,7 @@ def compare(database: Connection, registry: Connection) -> list[Finding]:
         *_clocks(database, registry, arranged),
         *_placement(registry, arranged),
         *_keys(database, registry),
-        *_policies(database, registry),
+        *_policies(database, registry, arranged),
     ]
 
 
@@ -99,21 +109,25 @@ def _keys(database: Connection, registry: Connection) -> list[Finding]:
     ]
 
 
-def _policies(database: Connection, registry: Connection) -> list[Finding]:
-    found = []
-    for prefix, generation in rows(database, _PREFIXES):
-        ((there,),) = rows(registry, _GENERATION, prefix)
-        if there != generation:
-            found.append(
-                _finding(
-                    "POLICY_DIFFERS",
-                    prefix or "everything",
-                    f"the policy has generation {generation} here and {there} at the registry: "
-                    "its grants are refused",
-                    "pgfence policy set with the same --generation, above both, in both",
-                )
-            )
-    return found
+def _policies(database: Connection, registry: Connection, arranged: Arrangement) -> list[Finding]:
+    """Where the generations in force differ, once for the longer one of the two prefixes."""
+    prefixes = {*rows(database, _PREFIXES), *rows(registry, _PREFIXES_THERE, arranged.audience)}
+    differing: dict[str, tuple[int, int]] = {}
+    for (prefix,) in prefixes:
+        ((of, here),) = rows(database, _POLICY, prefix)
+        ((of_there, there),) = rows(registry, _POLICY, prefix)
+        if here != there:
+            differing[max(of, of_there, key=len)] = here, there
+    return [
+        _finding(
+            "POLICY_DIFFERS",
+            prefix or "everything",
+            f"the policy has generation {here} here and {there} at the registry: "
+            "its grants are refused",
+            "pgfence policy set with the same --generation, above both, in both",
+        )
+        for prefix, (here, there) in sorted(differing.items())
+    ]
 
 
 def _finding(code: str, what: str, reason: str, step: str) -> Finding:

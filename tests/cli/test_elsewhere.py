@@ -73,6 +73,28 @@ def test_r13_doctor_says_what_keeps_a_registry_elsewhere_from_counting(
     assert said.exit_code == 1
 
 
+def test_r8_doctor_finds_a_policy_that_the_registry_alone_has(
+    pgfence: Pgfence, database: Database, registry_database: Database
+) -> None:
+    """Of the resources that are placed in this database, and of no other one."""
+    use_registry_elsewhere(database, registry_database)
+
+    def differing() -> list[str]:
+        doctor = ["doctor", "--registry", registry_database.dsn("auditor"), "--json"]
+        findings = pgfence(*doctor, on=database, role="auditor").document["findings"]
+        return [f["object"] for f in findings if f["code"] == "POLICY_DIFFERS"]
+
+    policy = ["policy", "set", "invoice-batch/", "--any-operation", "--generation", 7]
+    assert pgfence(*policy, on=registry_database).exit_code == 0
+    assert differing() == ["invoice-batch/"]
+    pgfence("registry", "place", "invoice-batch/", "archive", on=registry_database)
+    assert differing() == []
+    pgfence("registry", "place", "invoice-batch/2026", "billing", on=registry_database)
+    assert differing() == ["invoice-batch/"]
+    assert pgfence(*policy, on=database).exit_code == 0
+    assert differing() == []
+
+
 @pytest.mark.parametrize(("ahead", "found"), [(0.4, []), (0.6, ["CLOCKS_APART"])])
 def test_r13_doctor_measures_how_far_the_clocks_are_apart(
     pgfence: Pgfence,
