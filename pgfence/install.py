@@ -87,8 +87,12 @@ def migrate(dsn: str) -> Migration:
     Raises SchemaVersionError if the database stands at a version that this package does not know,
     or the role may not look. Errors of the database pass through as psycopg.Error.
     """
+    # Whatever the role's default is: a snapshot of before the wait for the lock shows no pgfence.
     engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=NullPool
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(dsn),
+        poolclass=NullPool,
+        isolation_level="READ COMMITTED",
     )
     try:
         with engine.begin() as connection:

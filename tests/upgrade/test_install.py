@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from psycopg import sql
 from pgfence import install
 from pgfence.errors import SchemaVersionError
 from tests import support
+from tests.workers import in_background
 
 
 @pytest.fixture
@@ -181,16 +181,17 @@ def test_the_installer_gets_its_role_and_settings_back(empty_database: support.D
 
 
 def test_two_migrations_at_once_install_once(empty_database: support.Database) -> None:
-    found: list[str | None] = []
-
-    def migrate() -> None:
-        found.append(install.migrate(empty_database.dsn("dba")).before)
-
-    threads = [threading.Thread(target=migrate) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Also where a DBA has set REPEATABLE READ: a snapshot of before the wait shows no pgfence."""
+    support.set_for_roles(empty_database, "default_transaction_isolation", "repeatable read")
+    watcher = empty_database.watcher
+    watcher.execute("select pg_advisory_lock(%s)", [install._MIGRATE_LOCK])
+    migrations = [
+        in_background(lambda: install.migrate(empty_database.dsn("dba"))) for _ in range(2)
+    ]
+    waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+    support.wait_until(lambda: watcher.execute(waiting).fetchone() == (2,), "both wait")
+    watcher.execute("select pg_advisory_unlock(%s)", [install._MIGRATE_LOCK])
+    found = [migration.result(support.PATIENCE).before for migration in migrations]
     assert sorted(found, key=str) == [install.head(), None]
 
 
