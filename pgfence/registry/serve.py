@@ -80,11 +80,12 @@ def serve(dsn: str, issuer: Issuer, stop: threading.Event) -> None:
     parameters = in_time(dsn)
     _event("started", kid=issuer.kid)
     pause = _FIRST_PAUSE
+    overdue: set[tuple[int | None, str]] = set()
     while not stop.is_set():
         try:
             with _connected(parameters, issuer) as conn:
                 pause = _FIRST_PAUSE
-                _Shift(conn, issuer).work(stop)
+                _Shift(conn, issuer, overdue).work(stop)
         except psycopg.Error as error:
             _event("disconnected", logging.WARNING, error=str(error), retry_in=round(pause, 3))
             stop.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311
@@ -134,11 +135,14 @@ def _connected(parameters: dict[str, Any], issuer: Issuer) -> Iterator[Connectio
 class _Shift:
     """What one connection does until it is lost, or the process is stopped."""
 
-    def __init__(self, conn: Connection, issuer: Issuer) -> None:
+    def __init__(
+        self, conn: Connection, issuer: Issuer, overdue: set[tuple[int | None, str]]
+    ) -> None:
         self._conn = conn
         self._issuer = issuer
-        #: Overdue sessions that the last look has found: backend and transaction.
-        self._overdue: set[tuple[int | None, str]] = set()
+        #: Overdue sessions that the last look has found, on whatever connection: backend and
+        #: transaction.
+        self._overdue = overdue
         #: Handovers that were counted; None: those of before this connection are not.
         self._handed_over: set[tuple[Any, ...]] | None = None
         self._next_handovers = 0.0
@@ -149,12 +153,16 @@ class _Shift:
         """Sign at every notification, and look around in between."""
         next_look = 0.0
         while not stop.is_set():
-            with time_limit(self._conn, _ANSWER):
-                self._look_at_lock_services()
-                self._sign()
-                if monotonic() >= next_look:
-                    self._end_overdue()
-                    self._note_handovers()
+            try:
+                with time_limit(self._conn, _ANSWER):
+                    self._look_at_lock_services()
+                    self._sign()
+            finally:
+                # Also where signing failed: what it waited for may be who is to be ended.
+                if monotonic() >= next_look and not self._conn.closed:
+                    with time_limit(self._conn, _ANSWER):
+                        self._end_overdue()
+                        self._note_handovers()
                     next_look = monotonic() + _LOOK
             for _ in self._conn.notifies(timeout=max(0.0, next_look - monotonic()), stop_after=1):
                 pass
@@ -229,7 +237,8 @@ class _Shift:
                     resource=resource,
                     overdue_ms=overdue_ms,
                 )
-        self._overdue = {(pid, transaction) for pid, transaction, *_ in overdue}
+        self._overdue.clear()
+        self._overdue.update((pid, transaction) for pid, transaction, *_ in overdue)
 
     def _note_handovers(self) -> None:
         """Let metrics know how long resources took to change hands since the last look."""

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,7 +20,7 @@ import pgfence
 from pgfence import errors, tokens
 from pgfence.drivers import psycopg as driver
 from pgfence.registry import serve
-from pgfence.registry.issuer import Issuer
+from pgfence.registry.issuer import Issuer, Outcome
 from tests import rotation_cases as rotation
 from tests.faults.conftest import RESOURCE
 from tests.pgbouncer import Pooler
@@ -34,7 +35,7 @@ from tests.support import (
     set_for_roles,
     wait_until,
 )
-from tests.workers import in_background
+from tests.workers import Worker, end_lease, in_background, no_timeouts
 
 GRANTS = "select fence_token, token is not null from pgfence_registry.grants order by fence_token"
 
@@ -227,6 +228,37 @@ def test_a_process_whose_role_may_not_sign_says_which_grant_is_missing(
     with pytest.raises(errors.NoWorkloadError, match=to_grant) as caught:
         serve.serve(database.dsn("worker_a"), Issuer(keys.grant), threading.Event())
     assert caught.value.next_step == f"Run: {to_grant};"
+
+
+class CannotSign(Issuer):
+    """An issuer whose every look for grants is cancelled."""
+
+    def sign_pending(self, conn: psycopg.Connection[Any]) -> list[Outcome]:
+        raise psycopg.errors.QueryCanceled("canceling statement due to user request")
+
+
+def test_r20_overdue_sessions_are_ended_also_while_signing_fails(
+    database: Database, keys: Keys
+) -> None:
+    holder = Worker.login(database, keys, "worker_a")
+    rival = Worker.login(database, keys, "worker_b")
+    held = holder.acquire(RESOURCE)
+    holder.conn.execute("begin")
+    assert holder.apply(held.token, 1).verdict == "ACCEPTED"
+    no_timeouts(holder)
+    rival.ask(RESOURCE, "next")
+    end_lease(database, held.lease)
+    waiting = in_background(lambda: rival.ask(RESOURCE, "next"))
+    stop = threading.Event()
+    issuer = CannotSign(keys.grant)
+    database.watcher.execute("grant pg_signal_backend to registry")
+    serving = in_background(lambda: serve.serve(database.dsn("registry"), issuer, stop))
+    try:
+        assert waiting.result(PATIENCE).state == "SIGNING"
+    finally:
+        stop.set()
+        serving.result(PATIENCE)
+        database.watcher.execute("revoke pg_signal_backend from registry")
 
 
 def test_what_is_no_dsn_is_an_error_and_not_tried_for_ever(keys: Keys) -> None:
