@@ -25,6 +25,7 @@ from pgfence import observe
 from pgfence.client.protocol import SCHEMA_VERSION
 from pgfence.drivers.psycopg import read_timestamps
 from pgfence.errors import PgfenceError, SchemaVersionError, from_sqlstate
+from pgfence.model.canonical import is_identifier
 
 FOUND, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -103,6 +104,17 @@ def serve_metrics(where: str, handover_budget: float = observe.HANDOVER_BUDGET) 
         observe.serve_metrics(int(port), address or "127.0.0.1", handover_budget=handover_budget)
     except OSError as error:
         raise typer.BadParameter(f"{where}: {error.strerror}", param_hint="--metrics") from error
+
+
+def resource_id(given: str) -> str:
+    """A resource as it was given on the command line; a usage error for what can name none."""
+    if not is_identifier(given):
+        raise typer.BadParameter(
+            f"{given!r} is not an ID: 1 to 255 printable ASCII characters without space, double "
+            "quote or backslash",
+            param_hint="RESOURCE",
+        )
+    return given
 
 
 class _Lines(logging.Formatter):

@@ -19,6 +19,7 @@ from pgfence.cli.output import (
     print_json,
     print_table,
     reported,
+    resource_id,
 )
 
 #: Receipts in one transaction of a pruning: some tenths of a second.
@@ -60,12 +61,12 @@ def receipts(
         case ["verify"]:
             _verify(dsn, None, as_json)
         case ["verify", resource]:
-            _verify(dsn, resource, as_json)
+            _verify(dsn, resource_id(resource), as_json)
         case ["prune", *resources] if older_than is not None and len(resources) < 2:
-            resource_or_all = resources[0] if resources else None
+            resource_or_all = resource_id(resources[0]) if resources else None
             _prune(dsn, resource_or_all, timedelta(days=older_than), dry_run, as_json)
         case [resource]:
-            _show(dsn, resource, as_json)
+            _show(dsn, resource_id(resource), as_json)
         case _:
             raise typer.BadParameter("give a resource, or: verify [RESOURCE], or: prune [RESOURCE]")
 

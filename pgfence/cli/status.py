@@ -16,6 +16,7 @@ from pgfence.cli.output import (
     print_json,
     print_table,
     reported,
+    resource_id,
     text,
 )
 
@@ -24,7 +25,9 @@ _APP_OR_AUDITOR = "a role in pgfence_app or pgfence_auditor"
 
 @reported
 def status(
-    resource: Annotated[str, typer.Argument(show_default=False, help="Which one.")],
+    resource: Annotated[
+        str, typer.Argument(show_default=False, help="Which one.", callback=resource_id)
+    ],
     dsn: Dsn = "",
     as_json: Json = False,
 ) -> None:

@@ -542,6 +542,19 @@ def test_receipts_with_other_words_is_a_usage_error(pgfence: Pgfence, words: lis
     assert pgfence(*words).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["receipts"], ["receipts", "verify"], ["receipts", "prune", "--older-than", "9"], ["status"]],
+)
+def test_r1_what_can_name_no_resource_is_a_usage_error(pgfence: Pgfence, words: list[str]) -> None:
+    """It would be held by nobody, and its chain whole. Negative control: others are asked for."""
+    words = [*words, "--dsn", "postgresql://nobody@127.0.0.1:1/nothing"]
+    for resource in ("a b", "", 'a"b', "é", "x" * 256):
+        said = pgfence(*words, resource)
+        assert (said.exit_code, "Invalid value for RESOURCE" in said.err) == (2, True)
+    assert pgfence(*words, BATCH).exit_code == 3
+
+
 # refusals
 
 
