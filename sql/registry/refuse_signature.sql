@@ -25,6 +25,12 @@ begin
     if not found then
         return false;
     end if;
+    -- Whoever asks again for it in a transaction that goes on has locked this row alone.
+    perform from pgfence_registry.requests as r
+      where r.workload = v_grant.owner and r.request_id = v_grant.request_id for no key update skip locked;
+    if not found then
+        return false;
+    end if;
     update pgfence_registry.grants as g set state = 'SUPERSEDED', ended_at = pg_catalog.clock_timestamp()
      where g.lease = p_lease;
     update pgfence.fences as f set current_lease = null

@@ -221,6 +221,20 @@ def test_r53_grant_whose_key_is_gone_before_it_is_signed_ends_unseen(
     assert (held.state, held.fence_token) == ("HELD", decided.fence_token + 1)
 
 
+def test_r53_request_that_is_locked_while_its_key_is_gone_keeps_no_registry_process(
+    worker: Worker, registry: Registry
+) -> None:
+    registry.conn.execute("set lock_timeout = '10s'")
+    ask(worker, "died")
+    registry.saw("died", 10)
+    decided = ask(worker, "died")
+    with worker.transaction():
+        assert ask(worker, "died").state == "SIGNING"
+        assert not registry.refuse(decided.lease)
+    assert registry.refuse(decided.lease)
+    assert ask(worker, "died").state == "WAIT"
+
+
 def test_r36_whose_key_was_seen_meanwhile_is_woken_when_a_grant_is_not_signed(
     worker: Worker, rival: Worker, registry: Registry
 ) -> None:
