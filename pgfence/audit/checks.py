@@ -1171,15 +1171,12 @@ CHECKS: tuple[Check, ...] = (
         "The registry is elsewhere, so no process ends a session that keeps others from a resource (R20), and "
         "one has done so for longer than any status proof counts: its client has unset its time-outs.",
         """
-        select f.resource as object, h.pid::text as pid,
-               floor(extract(epoch from clock_timestamp() - x.waitstart))::text as waited
-          from pg_locks as t
-          join pg_database as d on d.oid = t.database and d.datname = current_database()
-          join pg_locks as x on x.pid = t.pid and x.locktype = 'transactionid' and not x.granted
-          join pg_locks as h on h.locktype = 'transactionid' and h.transactionid = x.transactionid and h.granted
-          join pgfence.fences as f on f.ctid = format('(%s,%s)', t.page, t.tuple)::tid
-         where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.fences'::regclass
-           and h.pid is not null and x.waitstart <= clock_timestamp() - interval '30 seconds'
+        select f.resource as object, h.holder::text as pid,
+               floor(extract(epoch from clock_timestamp() - h.since))::text as waited
+          from pgfence._held_rows as h
+          join pgfence.fences as f on f.ctid = h.at
+         where h.relation = 'pgfence.fences'::regclass
+           and h.holder is not null and h.since <= clock_timestamp() - interval '30 seconds'
            and not (select c.registry_is_local from pgfence.configuration as c)
         """,
         "session {pid} has kept others from {object} for {waited} s",
@@ -1194,15 +1191,12 @@ CHECKS: tuple[Check, ...] = (
         "READ COMMITTED that was admitted before it. A client that has unset its time-outs can keep it open, after its "
         "lease too, and so its own removal from being seen.",
         """
-        select 'session ' || h.pid as object, h.pid::text as pid,
-               floor(extract(epoch from clock_timestamp() - max(x.waitstart)))::text as waited
-          from pg_locks as t
-          join pg_database as d on d.oid = t.database and d.datname = current_database()
-          join pg_locks as x on x.pid = t.pid and x.locktype = 'transactionid' and not x.granted
-          join pg_locks as h on h.locktype = 'transactionid' and h.transactionid = x.transactionid and h.granted
-         where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.configuration'::regclass
-           and h.pid is not null and x.waitstart <= clock_timestamp() - interval '10 seconds'
-         group by h.pid
+        select 'session ' || h.holder as object, h.holder::text as pid,
+               floor(extract(epoch from clock_timestamp() - max(h.since)))::text as waited
+          from pgfence._held_rows as h
+         where h.relation = 'pgfence.configuration'::regclass
+           and h.holder is not null and h.since <= clock_timestamp() - interval '10 seconds'
+         group by h.holder
         """,
         "{object} has kept a change of the configuration waiting for {waited} s",
         (),

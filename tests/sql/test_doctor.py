@@ -620,7 +620,7 @@ def test_r26_who_may_not_look_is_told_what_was_not_looked_at(patient: Database) 
         "permission denied for view workload_logins",
         "permission denied for table protected_tables",
         "permission denied for table rollout",
-        "permission denied for table fences",
+        "permission denied for view _held_rows",
         "permission denied for table trust_keys",
         "permission denied for table configuration",
         "permission denied for function attestation_source",

@@ -31,19 +31,16 @@ as $$
            and l.objid = (m.number::bigint & 4294967295)::oid
           join pg_catalog.pg_database as d on d.oid = l.database and d.datname = pg_catalog.current_database()
     ), held as (
-        select h.pid, h.virtualtransaction, f.resource, coalesce(g.ended_at, g.lease_ends_at) as ended_at
-          from pg_catalog.pg_locks as t
-          join pg_catalog.pg_database as d on d.oid = t.database and d.datname = pg_catalog.current_database()
-          join pg_catalog.pg_locks as x on x.pid = t.pid and x.locktype = 'transactionid' and not x.granted
-          join pg_catalog.pg_locks as h on h.locktype = 'transactionid' and h.transactionid = x.transactionid and h.granted
-          join pgfence.fences as f on f.ctid = pg_catalog.format('(%s,%s)', t.page, t.tuple)::tid
+        select h.holder, h.transaction, f.resource, coalesce(g.ended_at, g.lease_ends_at) as ended_at
+          from pgfence._held_rows as h
+          join pgfence.fences as f on f.ctid = h.at
           left join pgfence_registry.grants as g on g.lease = f.current_lease
-          left join pg_catalog.pg_stat_activity as a on a.pid = h.pid
+          left join pg_catalog.pg_stat_activity as a on a.pid = h.holder
           -- several where only SYSTEM_USER, which is not shown for others, tells them apart
          cross join lateral (select array_agg(l.workload) as workloads from pgfence.workload_logins as l
                               where l.role = a.usesysid) as w
-         where t.locktype = 'tuple' and t.granted and t.relation = 'pgfence.fences'::regclass
-           and (h.pid is null or w.workloads is not null
+         where h.relation = 'pgfence.fences'::regclass
+           and (h.holder is null or w.workloads is not null
                 or not (pg_catalog.pg_has_role(a.usesysid, 'pgfence_owner', 'MEMBER')
                         or pg_catalog.pg_has_role(a.usesysid, 'pgfence_registry', 'MEMBER')))
            and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp()
