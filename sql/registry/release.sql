@@ -17,6 +17,11 @@ begin
         return pgfence_registry._answer_of_grant(v_grant, false);
     end if;
     perform from pgfence.fences as f where f.resource = v_grant.resource for no key update;
+    -- Both rows stay locked until this transaction ends, and the next owner waits for it: R20.
+    if pgfence._shadow_prefix(v_grant.resource) is null then
+        perform pgfence._limit_transaction(
+            greatest(v_grant.lease_ends_at, pg_catalog.clock_timestamp() + interval '5 seconds'));
+    end if;
     update pgfence_registry.grants as g
        set state = 'RELEASED', ended_at = pg_catalog.clock_timestamp()
      where g.lease = p_lease and g.state = 'HELD' and g.lease_ends_at > pg_catalog.clock_timestamp()

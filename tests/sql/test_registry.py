@@ -359,6 +359,19 @@ def test_r20_request_in_a_transaction_that_goes_on_is_limited(worker: Worker) ->
         assert 0 < worker.call(show).idle.total_seconds() <= 5
 
 
+def test_r20_owner_that_gives_back_in_a_transaction_that_goes_on_has_until_its_lease_would_end(
+    worker: Worker,
+) -> None:
+    show = "select current_setting('idle_in_transaction_session_timeout')::interval as idle"
+    held = worker.acquire(RESOURCE, ttl_ms=60_000)
+    with worker.transaction():
+        assert worker.release(held.lease).state == "RELEASED"
+        assert 0 < worker.call(show).idle.total_seconds() <= 60
+    with worker.transaction():
+        assert worker.release(held.lease).state == "RELEASED"
+        assert worker.call(show).idle.total_seconds() == 0, "it takes no lock the second time"
+
+
 def test_r36_wait_says_when_the_lease_before_may_be_over(worker: Worker, rival: Worker) -> None:
     held = worker.acquire(RESOURCE)
     assert rival.ask(RESOURCE, "waiting").look_again_ms == 1000  # at least once a second

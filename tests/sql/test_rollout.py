@@ -299,6 +299,7 @@ def test_r28_no_time_out_is_set_in_shadow(
         lambda: worker.renew(held.lease),
         lambda: worker.ask(f"{PREFIX}another"),
         lambda: worker.apply(held.token, 2),
+        lambda: worker.release(held.lease),
     ]
     for step in steps:
         with worker.transaction():
