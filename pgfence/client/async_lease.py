@@ -276,18 +276,19 @@ class AsyncLease(BaseLease[AsyncSession]):
 
     async def release(self) -> None:
         """As `Lease.release`. It is completed also when the task that waits for it is cancelled."""
-        if self._closed:
-            return
-        async with self._one_at_a_time():
-            self._give_up()
+        if not self._closed:
             await asyncio.shield(uncut(self._finish()))
 
     async def _finish(self) -> None:
-        await asyncio.wait({self._keeper})
-        try:
-            await self._registry_session.run(self._release())
-        finally:
-            self._put_back()
+        # Where another task was faster while this one waited for the turn: nothing.
+        with suppress(errors.HandleClosedError):
+            async with self._one_at_a_time():
+                self._give_up()
+                await asyncio.wait({self._keeper})
+                try:
+                    await self._registry_session.run(self._release())
+                finally:
+                    self._put_back()
 
     @asynccontextmanager
     async def _one_at_a_time(self) -> AsyncIterator[None]:

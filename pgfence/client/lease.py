@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
+from pgfence import errors
 from pgfence.client import protocol, segments
 from pgfence.client.acquiring import Acquired, acquire
 from pgfence.client.base import BaseLease, check_counts, refuse_unfinished
@@ -278,7 +279,8 @@ class Lease(BaseLease[Session], Generic[Tx]):
         """
         if self._closed:
             return
-        with self._one_at_a_time():
+        # Where another thread was faster while this one waited for the turn: nothing, too.
+        with suppress(errors.HandleClosedError), self._one_at_a_time():
             self._give_up()
             self._keeper.join()
             try:

@@ -250,6 +250,51 @@ def test_r36_an_owner_that_is_cancelled_at_any_moment_gives_the_lease_back(
     settled_down(served)
 
 
+def test_r36_a_release_that_is_cancelled_while_a_segment_runs_is_done_after_it(
+    plain: Callable[[], Any], served: Database
+) -> None:
+    """And one that waits as well does nothing then."""
+
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def work(tx: Any) -> None:
+            begun.set()
+            await go_on.wait()
+
+        async with plain() as owner:
+            held: list[pgfence.AsyncLease] = []
+            applying: list[asyncio.Task[Any]] = []
+
+            async def own() -> None:
+                async with owner.hold(RESOURCE, operation="settle", ttl=600) as lease:
+                    held.append(lease)
+                    applying.append(asyncio.create_task(lease.apply("page", work)))
+                    await begun.wait()
+
+            owning = asyncio.create_task(own())
+            await begun.wait()
+            (lease,) = held
+            await eventually(lambda: waiting(lease) == 1)
+            owning.cancel()
+            await asyncio.wait({owning})
+            assert owning.cancelled()
+            again = asyncio.create_task(lease.release())
+            await eventually(lambda: waiting(lease) == 2)
+            assert count(served, HELD) == 1
+            go_on.set()
+            assert (await applying[0]).segment_seq == 1
+            await again
+            assert lease.state is State.RELEASED
+            await eventually(lambda: count(served, HELD) == 0)
+
+    def waiting(lease: pgfence.AsyncLease) -> int:
+        return len(lease._applying._waiters or ())
+
+    asyncio.run(main())
+    settled_down(served)
+
+
 async def eventually(condition: Callable[[], bool]) -> None:
     """`wait_until`, while the loop goes on."""
     async with asyncio.timeout(PATIENCE):

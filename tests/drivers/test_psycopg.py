@@ -16,7 +16,15 @@ from pgfence.client import protocol
 from pgfence.drivers import psycopg as driver
 from pgfence.drivers.psycopg import Session
 from tests.registry import registry
-from tests.support import PATIENCE, Database, Keys, set_for_roles, wait_until_blocked
+from tests.support import (
+    PATIENCE,
+    Database,
+    Keys,
+    set_for_roles,
+    wait_until,
+    wait_until_blocked,
+)
+from tests.workers import in_background
 
 RESOURCE = "invoice-batch/2026-07-19"
 
@@ -102,6 +110,44 @@ def test_r15_work_that_has_not_run_leaves_no_receipt(
         assert receipts(database) == 0
         assert lease.apply({"page": 1}, lambda tx: tx.execute("select 1")).segment_seq == 1
     assert receipts(database) == 1
+
+
+class Turns:
+    """A lease's lock, and how often somebody wanted it."""
+
+    def __init__(self, lease: pgfence.Lease) -> None:
+        self.wanted = 0
+        self._lock = lease._applying
+        lease._applying = self  # type: ignore[assignment]
+
+    def __enter__(self) -> None:
+        self.wanted += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_r36_a_lease_may_be_released_by_several_threads_while_a_segment_runs(
+    fence: pgfence.Fence,
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(tx: Any) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    with fence.hold(RESOURCE, operation="settle", ttl=600) as lease:
+        applied = in_background(lambda: lease.apply("page", work))
+        assert begun.wait(PATIENCE)
+        turns = Turns(lease)
+        released = [in_background(lease.release) for _ in range(2)]
+        wait_until(lambda: turns.wanted == 2, "both wait for the segment")
+        go_on.set()
+        for each in released:
+            assert each.result(PATIENCE) is None
+        assert applied.result(PATIENCE).segment_seq == 1
+        assert lease.state is pgfence.State.RELEASED
 
 
 class Anything:
