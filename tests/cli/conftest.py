@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,8 +52,11 @@ def command_line(patch: pytest.MonkeyPatch) -> Iterator[Pgfence]:
 
     logger = logging.getLogger("pgfence")
     before = logger.handlers[:], logger.level
+    asked_to_end = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield run
-    # `registry serve` logs to what was its standard output; later tests have another.
+    # A command that goes on until a signal has taken it, and logs to what was its standard output.
+    for number, handler in asked_to_end.items():
+        signal.signal(number, handler)
     logger.handlers[:] = before[0]
     logger.setLevel(before[1])
 
