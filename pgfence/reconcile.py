@@ -302,8 +302,8 @@ def _answer_of(handler: Handler, unknown: Unknown) -> Answer | None:
 def answer(conn: Connection, segment: _Segment, says: Answer) -> Outcome:
     """Record what a person says became of a segment: resource, operation root, number.
 
-    Raises `DecisionRefusedError` for an answer against a receipt or a proof, and while the lease
-    may still be held; `InvalidArgumentError`, `NotOwnerError`.
+    Raises `DecisionRefusedError` for an answer against a receipt, a proof or an earlier answer,
+    and while the lease may still be held; `InvalidArgumentError`, `NotOwnerError`.
     """
     return _record(conn, segment, says, "")
 

@@ -494,6 +494,24 @@ def test_r45_a_handler_that_asks_a_person_settles_nothing(
     assert unknown(operator) == []
 
 
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [("APPLIED", "NOT_APPLIED"), ("NOT_APPLIED", "APPLIED"), ("NOT_APPLIED", "ASK_A_PERSON")],
+)
+def test_r45_an_answer_is_kept_with_its_evidence_and_another_one_is_refused(
+    worker: Worker, operator: Worker, abandoned: Any, first: str, other: str
+) -> None:
+    recorded = "select * from pgfence.unknown_mutations"
+    auditor = Worker.login(worker.database, worker.keys, "auditor")
+    answer(operator, abandoned.token, first, 2, "bank statement 17 shows it")
+    kept = auditor.call(recorded)
+    with pytest.raises(psycopg.Error, match=f"dba has answered {first}") as caught:
+        answer(worker, abandoned.token, other, 2, "nothing")
+    assert caught.value.sqlstate == "PF307"
+    answer(worker, abandoned.token, first, 2, "nothing")
+    assert auditor.call(recorded) == kept
+
+
 def test_r45_not_applied_ends_the_lease_so_that_no_commit_comes_after_it(
     database: Database, worker: Worker, abandoned: Any
 ) -> None:

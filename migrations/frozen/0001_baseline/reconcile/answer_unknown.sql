@@ -1,7 +1,8 @@
 -- What a domain handler or a person says of a segment where the database cannot prove it (R45). For the
--- workload whose operation it is, and for members of pgfence_owner. It holds: an answer against a receipt or
--- a proof is refused, so is one while the lease may still be held; NOT_APPLIED ends the lease for good, so
--- that no commit comes after it. Where there is none to end, no lock is kept: who answers holds up nobody.
+-- workload whose operation it is, and for members of pgfence_owner. It holds: an answer against a receipt, a
+-- proof or an earlier answer is refused, so is one while the lease may still be held; NOT_APPLIED ends the lease
+-- for good, so that no commit comes after it. The same answer again changes nothing. Where there is no lease to
+-- end, no lock is kept: who answers holds up nobody.
 create function pgfence.answer_unknown(
     p_resource text, p_operation_root text, p_segment_seq bigint, p_answer text, p_evidence text, p_handler text default ''
 )
@@ -14,6 +15,7 @@ declare
     v_now constant timestamptz := pg_catalog.clock_timestamp();
     v_outcome pgfence.outcome;
     v_reported boolean;
+    v_before pgfence.unknown_mutations;
     v_lease pgfence_registry.grants;
     v_refused text;
 begin
@@ -44,7 +46,19 @@ begin
             v_now, session_user)
     on conflict (resource, operation_root, segment_seq) do update
        set answer = excluded.answer, evidence = excluded.evidence, handler = excluded.handler,
-           answered_at = excluded.answered_at, answered_by = excluded.answered_by;
+           answered_at = excluded.answered_at, answered_by = excluded.answered_by
+     where u.answer is null or u.answer = 'ASK_A_PERSON';
+    if not found then
+        select u.* into strict v_before from pgfence.unknown_mutations as u
+         where u.resource = p_resource and u.operation_root = p_operation_root and u.segment_seq = p_segment_seq;
+        if v_before.answer <> p_answer then
+            perform pgfence._raise('DECISION_REFUSED',
+                pg_catalog.format('%s is not the answer: %s has answered %s', p_answer, v_before.answered_by, v_before.answer),
+                'pgfence.unknown_mutations has that answer, with its evidence.', 'R45',
+                pg_catalog.jsonb_build_object('answer', v_before.answer, 'handler', v_before.handler,
+                    'answered_by', v_before.answered_by, 'answered_at', v_before.answered_at));
+        end if;
+    end if;
     begin
         perform from pgfence.fences as f where f.resource = p_resource for no key update;
         v_outcome := pgfence._find_outcome(p_resource, p_operation_root, p_segment_seq, null);
@@ -105,4 +119,4 @@ revoke all on function pgfence.answer_unknown(text, text, bigint, text, text, te
 grant execute on function pgfence.answer_unknown(text, text, bigint, text, text, text) to pgfence_app;
 -- next statement
 comment on function pgfence.answer_unknown(text, text, bigint, text, text, text) is
-    'Records who says what became of a segment, and on what evidence (R45). Raises PF105, PF301, and PF307 for an answer against what the database knows; 40001, 40P01, 55P03, 57014, 25P03 and 25P04 pass through.';
+    'Records who says what became of a segment, and on what evidence (R45). Raises PF105, PF301, and PF307 for an answer against what the database knows, or against an earlier one; 40001, 40P01, 55P03, 57014, 25P03 and 25P04 pass through.';
