@@ -3,6 +3,8 @@
 --    workload holds the resource, or while they act for none any more. Who waits has the lock of the
 --    tuple, and waits for the transaction of the one who holds it. Never one of a role that takes fence
 --    rows without being a workload: a member of pgfence_owner (a superuser is one), a registry process;
+--  * the configuration of a database that was promoted or restored, by the first request there: all others
+--    wait for it, whatever they ask for, and resource is null;
 --  * the row of a lease that is over, by renewing it, while somebody waits for the resource;
 --  * a new resource, by asking for it, while somebody else waits for it.
 -- The registry process ends one that it sees in two looks. A waiter that is blocked cannot say that
@@ -33,13 +35,14 @@ as $$
     ), held as (
         select h.holder, h.transaction, f.resource, coalesce(g.ended_at, g.lease_ends_at) as ended_at
           from pgfence._held_rows as h
-          join pgfence.fences as f on f.ctid = h.at
+          left join pgfence.fences as f on h.relation = 'pgfence.fences'::regclass and f.ctid = h.at
           left join pgfence_registry.grants as g on g.lease = f.current_lease
           left join pg_catalog.pg_stat_activity as a on a.pid = h.holder
           -- several where only SYSTEM_USER, which is not shown for others, tells them apart
          cross join lateral (select array_agg(l.workload) as workloads from pgfence.workload_logins as l
                               where l.role = a.usesysid) as w
-         where h.relation = 'pgfence.fences'::regclass
+         where (f.resource is not null or h.relation = 'pgfence.configuration'::regclass
+                and not (select pgfence._is_recorded_database(c) from pgfence.configuration as c))
            and (h.holder is null or w.workloads is not null
                 or not (pg_catalog.pg_has_role(a.usesysid, 'pgfence_owner', 'MEMBER')
                         or pg_catalog.pg_has_role(a.usesysid, 'pgfence_registry', 'MEMBER')))
@@ -52,9 +55,9 @@ as $$
      where o.pid is distinct from pg_catalog.pg_backend_pid()
        -- a registry elsewhere knows who has a right to it, and this one does not
        and (select c.registry_is_local from pgfence.configuration as c)
-       and pgfence._shadow_prefix(o.resource) is null  -- R28
+       and pgfence._shadow_prefix(coalesce(o.resource, '')) is null  -- R28
 $$;
 revoke all on function pgfence_registry.overdue_sessions() from public;
 grant execute on function pgfence_registry.overdue_sessions() to pgfence_registry;
 comment on function pgfence_registry.overdue_sessions() is
-    'Sessions whose open transaction keeps others from a resource without a right to it (R20); `transaction` tells one look''s from the next one''s.';
+    'Sessions whose open transaction keeps others from a resource (null: from every one) without a right to it (R20); `transaction` tells one look''s from the next one''s.';

@@ -229,6 +229,51 @@ def test_r20_request_for_a_new_resource_in_an_open_transaction_is_found(
     assert rival.ask(RESOURCE, "theirs").state == "SIGNING"
 
 
+def test_r20_first_request_after_a_failover_in_an_open_transaction_is_found(
+    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    """It holds the configuration, for which every other request waits, whatever it asks for."""
+    registry = database.connect("registry")
+    as_owner(database, "update pgfence.configuration set timeline = '0000FFFF'")
+    worker.conn.execute("begin")
+    worker.ask(RESOURCE)
+    no_timeouts(worker)
+    future = in_background(lambda: rival.ask("another"))
+    wait_until_blocked(observer, rival.pid)
+    assert registry.execute(OVERDUE).fetchall() == [(worker.pid, None)]
+    observer.execute("select pg_terminate_backend(%s)", [worker.pid])
+    assert future.result(PATIENCE).state == "SIGNING"
+
+
+def test_r20_control_who_has_a_right_to_the_configuration_is_never_found(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    """Admitted outside READ COMMITTED, it keeps a change of the configuration waiting: rightly."""
+    held = worker.acquire(RESOURCE)
+    with worker.transaction("repeatable read"):
+        assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+        dba = database.connect("dba")
+        future = in_background(lambda: dba.execute("select pgfence.remove_workload('worker_b')"))
+        wait_until_blocked(observer, dba.info.backend_pid)
+        assert database.connect("registry").execute(OVERDUE).fetchall() == []
+    future.result(PATIENCE)
+
+
+def test_r20_first_request_after_a_failover_limits_its_transaction(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    """Also where it is answered WAIT at once: another request is before it."""
+    rival.acquire(RESOURCE)
+    rival.ask(RESOURCE)
+    with worker.transaction():
+        assert worker.ask(RESOURCE, "mine").state == "WAIT"
+        assert worker.call("show idle_in_transaction_session_timeout") == ("0",)
+    as_owner(database, "update pgfence.configuration set timeline = '0000FFFF'")
+    with worker.transaction():
+        worker.ask(RESOURCE, "mine")
+        assert worker.call("show idle_in_transaction_session_timeout") != ("0",)
+
+
 def test_r20_prepared_transaction_that_holds_up_a_successor_is_shown_without_a_session(
     worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
 ) -> None:

@@ -20,6 +20,10 @@ begin
     if p_reason is null and pgfence._is_recorded_database(v_before) then
         return false;
     end if;
+    -- Every other request waits for this transaction: not for long (R20).
+    if p_reason is null and pgfence._shadow_prefix('') is null then
+        perform pgfence._limit_transaction(pg_catalog.clock_timestamp() + interval '5 seconds');
+    end if;
     update pgfence.configuration as c
        set (system_identifier, timeline, database_oid)
                = (select i.system_identifier, i.timeline, i.database_oid from pgfence._database_identity() as i),
