@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from pgfence.audit import doctor
 from pgfence.audit.checks import CHECKS
 from pgfence.client.protocol import read_clock
 from tests.cli.conftest import Pgfence
+from tests.cli.documents import ROOT
 from tests.elsewhere import Owner, use_registry_elsewhere
 from tests.guarded import run
 from tests.registry import registry
@@ -169,3 +171,28 @@ def test_r45_a_holder_that_does_nothing_proves_what_a_dead_worker_left_unknown(
         assert pgfence(*hold, *there, on=database, role="worker_b").exit_code == 0
     settled = pgfence("reconcile", "--json", on=database).document["settled"]
     assert [one["outcome"] for one in settled] == ["PROVEN_NOT_APPLIED"]
+
+
+def test_r14_a_wider_step_mends_what_many_failovers_of_the_registry_have_refused(
+    pgfence: Pgfence, database: Database, registry_database: Database, keys: Keys
+) -> None:
+    """With the commands of the manual."""
+    use_registry_elsewhere(database, registry_database, tolerance_ms=0)
+    # As far as eight failovers may raise the tokens.
+    pgfence("restored", "--above", 2**40, on=registry_database)
+    owner = Owner.login(database, registry_database, keys, "worker_a")
+    held = owner.acquire(BATCH)
+    assert owner.advance(held.token, owner.prove(held.lease)).verdict == "FENCE_STEP"
+    owner.registry.release(held.lease)
+    commands = [
+        shlex.split(line)[1:]
+        for line in (ROOT / "docs" / "registry.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("pgfence policy set")
+    ]
+    assert [command[-2] for command in commands] == ["--dsn", "--dsn"]
+    for command, on in zip(commands, (database, registry_database), strict=True):
+        assert pgfence(*command[:-2], on=on).exit_code == 0
+    again = owner.acquire(BATCH)
+    assert owner.advance(again.token, owner.prove(again.lease)).verdict == "ADVANCED"
+    doctor = ["doctor", "--registry", registry_database.dsn("auditor"), "--json"]
+    assert codes(pgfence(*doctor, on=database, role="auditor")) == []
