@@ -1,6 +1,6 @@
--- Keeps both digests of a payload conflict (R12). The caller holds the fence row lock, so rows of
--- one segment are written one after the other. At most 16 a segment: an owner that goes on and on
--- must not fill the disk, and the refusal counts the rest.
+-- Keeps both digests of a payload conflict (R12). Not without end, or an owner that goes on and on fills the
+-- disk: none where 16 of the segment can be seen, and the refusal counts the rest. A past owner has no fence row
+-- lock, which would hold up its successor; so of sessions that write at once each may keep 16.
 create function pgfence._quarantine_segment(
     p_receipt pgfence.receipts, p_offered_digest bytea
 )

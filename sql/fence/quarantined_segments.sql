@@ -11,6 +11,6 @@ create table pgfence.quarantined_segments (
 );
 
 comment on table pgfence.quarantined_segments is
-    'Other payloads offered for an accepted segment, at most 16 for each segment; nothing was applied (R12).';
+    'Other payloads offered for an accepted segment; nothing was applied (R12). At most 16 for each segment, from sessions of a past owner that write at once 16 each.';
 
 grant select on pgfence.quarantined_segments to pgfence_auditor;
