@@ -1,5 +1,6 @@
 """A resource that this process holds, for threads: apply segments, renew, release."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -20,6 +21,8 @@ from pgfence.clock import moment
 from pgfence.drivers.psycopg import Connection, Session, run
 from pgfence.model.receipt import Position, Receipt
 from pgfence.model.verdict import Verdict
+
+_log = logging.getLogger("pgfence.client")
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -275,18 +278,33 @@ class Lease(BaseLease[Session], Generic[Tx]):
         """Give the lease back; waits for a segment that is being applied. Again: nothing.
 
         The handle is of no more use, also when the registry could not be told: the lease then ends
-        by itself. Raises what the database raises.
+        by itself. It is completed also when the thread that waits for a segment is interrupted.
+        Raises what the database raises.
         """
         if self._closed:
             return
-        # Where another thread was faster while this one waited for the turn: nothing, too.
-        with suppress(errors.HandleClosedError), self._one_at_a_time():
-            self._give_up()
-            self._keeper.join()
-            try:
-                self._registry_session.run(self._release())
-            finally:
-                self._put_back()
+        try:
+            # Where another thread was faster while this one waited for the turn: nothing, too.
+            with suppress(errors.HandleClosedError), self._one_at_a_time():
+                self._give_up()
+                self._keeper.join()
+                try:
+                    self._registry_session.run(self._release())
+                finally:
+                    self._put_back()
+        except errors.PgfenceError:
+            raise
+        except BaseException:
+            if not self._closed:
+                self._start("release ", self._release_later)
+            raise
+
+    def _release_later(self) -> None:
+        """Release for a thread that was interrupted, where nobody waits for it."""
+        try:
+            self.release()
+        except Exception as error:
+            _log.warning("%r was not released, it ends by itself: %s", self, error)
 
     def _keep_held(self) -> None:
         """Renew, and have work stopped when that is in vain: here, where nobody waits for it."""

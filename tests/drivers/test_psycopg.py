@@ -113,15 +113,21 @@ def test_r15_work_that_has_not_run_leaves_no_receipt(
 
 
 class Turns:
-    """A lease's lock, and how often somebody wanted it."""
+    """A lease's lock, and how often somebody wanted it.
 
-    def __init__(self, lease: pgfence.Lease) -> None:
+    interrupted: the first one is, by Ctrl-C in place of the wait.
+    """
+
+    def __init__(self, lease: pgfence.Lease, *, interrupted: bool = False) -> None:
         self.wanted = 0
+        self._interrupted = interrupted
         self._lock = lease._applying
         lease._applying = self  # type: ignore[assignment]
 
     def __enter__(self) -> None:
         self.wanted += 1
+        if self._interrupted and self.wanted == 1:
+            raise KeyboardInterrupt
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
@@ -148,6 +154,32 @@ def test_r36_a_lease_may_be_released_by_several_threads_while_a_segment_runs(
             assert each.result(PATIENCE) is None
         assert applied.result(PATIENCE).segment_seq == 1
         assert lease.state is pgfence.State.RELEASED
+
+
+def test_r36_a_release_that_is_interrupted_while_a_segment_runs_is_done_after_it(
+    fence: pgfence.Fence, database: Database
+) -> None:
+    watch = database.connect()
+    held = "select count(*) from pgfence_registry.grants where state = 'HELD'"
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(tx: Any) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        fence.hold(RESOURCE, operation="settle", ttl=600) as lease,
+    ):
+        applied = in_background(lambda: lease.apply("page", work))
+        assert begun.wait(PATIENCE)
+        turns = Turns(lease, interrupted=True)
+    wait_until(lambda: turns.wanted == 2, "the release waits, and nobody for it")
+    assert watch.execute(held).fetchone() == (1,)
+    go_on.set()
+    assert applied.result(PATIENCE).segment_seq == 1
+    wait_until(lambda: watch.execute(held).fetchone() == (0,), "it is given back")
+    assert lease.state is pgfence.State.RELEASED
 
 
 class Anything:
