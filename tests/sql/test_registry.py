@@ -95,6 +95,8 @@ def test_r34_request_ids_of_two_workloads_do_not_meet(worker: Worker, rival: Wor
         {"operation": None},
         {"request_id": None},
         {"root": "sha256:short"},
+        {"root": f"sha256:{'A' * 64}"},
+        {"root": f"{'0' * 64}"},
         {"root": None},
         {"resource": "é"},
         {"resource": "x" * 256},

@@ -25,8 +25,8 @@ begin
                 'Use 1 to 255 printable ASCII characters without space, double quote or backslash.', 'R34');
         end if;
     end loop;
-    if p_operation_root is null or p_operation_root !~ '^sha256:[0-9a-f]{64}$'
-       or p_continues_root is null or (p_continues_root <> '' and p_continues_root !~ '^sha256:[0-9a-f]{64}$') then
+    if not pgfence._is_operation_root(p_operation_root)
+       or (p_continues_root is distinct from '' and not pgfence._is_operation_root(p_continues_root)) then
         perform pgfence._raise('INVALID_ARGUMENT', 'request: an operation root is not sha256: and 64 hex digits',
             'pgfence.operation_root() computes one; p_continues_root may be empty.', 'R34');
     end if;
