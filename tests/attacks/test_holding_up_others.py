@@ -215,6 +215,63 @@ def test_r20_renewal_in_an_open_transaction_is_found(
     assert rival.ask(RESOURCE, "next").state == "SIGNING"
 
 
+#: What any role may take: the advisory lock by which a session shows what it is busy with.
+TAKE_MARK = "select pg_advisory_lock(hashtext('pgfence ' || %s), %s)"
+
+
+def test_r20_advisory_lock_of_another_session_hides_no_renewal(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    registry = database.connect("registry")
+    held = worker.acquire(RESOURCE)
+    database.connect("outsider").execute(TAKE_MARK, [held.lease, worker.pid])
+
+    def steps() -> None:
+        assert worker.renew(held.lease).state == "HELD"
+        no_timeouts(worker)
+
+    begin_before_the_end(worker, held.lease, steps)
+    wait_until(
+        lambda: rival.ask(RESOURCE, "next").reason == "the lease is being renewed",
+        "only the renewal in flight holds the resource",
+    )
+    assert registry.execute(OVERDUE).fetchall() == [(worker.pid, RESOURCE)]
+
+
+def test_r20_advisory_lock_of_another_session_hides_no_request_for_a_new_resource(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    """Nor is who waits in an open transaction taken for the one who is waited for."""
+    forger = database.connect("outsider")
+    forger.execute(TAKE_MARK, [RESOURCE, worker.pid])
+    worker.conn.execute("begin")
+    worker.ask(RESOURCE, "mine")
+    no_timeouts(worker)
+    rival.ask(RESOURCE, "theirs")
+    rival.conn.execute("begin")
+    assert rival.ask(RESOURCE, "theirs").reason == "a transaction on the resource is still open"
+    assert database.connect("registry").execute(OVERDUE).fetchall() == [(worker.pid, RESOURCE)]
+    forger.close()
+    assert database.connect("registry").execute(OVERDUE).fetchall() == [(worker.pid, RESOURCE)]
+
+
+def test_r20_control_past_owner_that_renewed_nothing_is_not_found(
+    worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
+) -> None:
+    held = worker.acquire(RESOURCE)
+    rival.ask(RESOURCE, "next")
+    end_lease(database, held.lease)
+    observer.execute("begin")
+    observer.execute("select from pgfence.fences for no key update")
+    worker.conn.execute("begin")
+    assert worker.renew(held.lease).state == "EXPIRED"
+    future = in_background(lambda: rival.ask(RESOURCE, "next"))
+    wait_until_blocked(database.watcher, rival.pid)
+    assert database.connect("registry").execute(OVERDUE).fetchall() == []
+    observer.execute("commit")
+    assert future.result(PATIENCE).state == "SIGNING"
+
+
 def test_r20_request_for_a_new_resource_in_an_open_transaction_is_found(
     worker: Worker, rival: Worker, database: Database, observer: psycopg.Connection[Any]
 ) -> None:

@@ -273,9 +273,7 @@ def test_r36_an_advisory_lock_keeps_nobody_from_a_new_resource(
 ) -> None:
     stranger = database.connect("auditor")
     stranger.execute(
-        "select pg_advisory_lock(m.class, m.number) from (values (1885824357, hashtext(%s)))"
-        " as m (class, number)",
-        [RESOURCE],
+        "select pg_advisory_lock(hashtext('pgfence ' || %s), %s)", [RESOURCE, worker.pid]
     )
     worker.conn.execute("set lock_timeout = '7s'")
     with worker.transaction():

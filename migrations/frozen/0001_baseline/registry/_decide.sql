@@ -43,10 +43,10 @@ begin
          where f.resource = p_request.resource for no key update skip locked;
         exit when found;
         if not exists (select from pgfence.fences as f where f.resource = p_request.resource) then
-            -- One at a time makes the row, and shows it by the mark; the others do not wait where nobody sees
-            -- it. The mark decides nothing: any client may hold it.
-            perform pgfence_registry._try_mark(p_request.resource);
+            -- One at a time makes the row, and shows it by a mark; the others do not wait where nobody sees
+            -- it, and give their marks back with the block.
             begin
+                perform pgfence_registry._take_mark(p_request.resource);
                 perform pg_catalog.set_config('lock_timeout', '10ms', true);
                 insert into pgfence.fences (resource) values (p_request.resource) on conflict do nothing;
                 perform pg_catalog.set_config('lock_timeout', v_lock_timeout, true);

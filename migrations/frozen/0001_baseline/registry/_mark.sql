@@ -1,14 +1,16 @@
 -- What a session is busy with in its transaction, for overdue_sessions() to see: pg_locks shows advisory
--- locks also while the rows that it wrote cannot be seen, and after a savepoint was released. Nobody
--- ever waits for one, so a client that takes it, which any may, holds up nobody unseen.
-create function pgfence_registry._mark(p_name text, out class integer, out number integer)
+-- locks also while the rows that it wrote cannot be seen, and after a savepoint was released. All those
+-- with one classid are marks of one name, so a client that takes some, which any may, takes none away; and
+-- nobody ever waits for one.
+create function pgfence_registry._mark(p_name text)
+returns integer
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select 1885824357, pg_catalog.hashtext(p_name)
+    select pg_catalog.hashtext('pgfence ' || p_name)
 $$;
 -- next statement
 revoke all on function pgfence_registry._mark(text) from public;
 -- next statement
 comment on function pgfence_registry._mark(text) is
-    'The advisory lock that shows which session is busy with a new resource or a lease (R20).';
+    'First key of the advisory locks that show which sessions are busy with a new resource or a lease (R20).';

@@ -27,11 +27,15 @@ as $$
     ), marked as (
         select l.pid, l.virtualtransaction, w.resource, w.ended_at
           from waited as w
-         cross join lateral pgfence_registry._mark(case when w.is_new then w.resource else w.lease end) as m
           join pg_catalog.pg_locks as l
-            on l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = m.class::oid
-           and l.objid = (m.number::bigint & 4294967295)::oid
+            on l.locktype = 'advisory' and l.granted and l.objsubid = 2
+           and l.classid::bigint = pgfence_registry._mark(case when w.is_new then w.resource else w.lease end)::bigint & 4294967295
           join pg_catalog.pg_database as d on d.oid = l.database and d.datname = pg_catalog.current_database()
+         -- a client may take marks, but without a row to go with them it holds up nobody
+         where exists (select from pg_catalog.pg_locks as t
+                        where t.database = l.database and t.virtualtransaction = l.virtualtransaction
+                          and t.mode = 'RowExclusiveLock' and t.relation = case
+                                  when w.is_new then 'pgfence.fences' else 'pgfence_registry.grants' end::regclass)
     ), held as (
         select h.holder, h.transaction, f.resource, coalesce(g.ended_at, g.lease_ends_at) as ended_at
           from pgfence._held_rows as h

@@ -15,8 +15,6 @@ begin
     if v_grant.lease is null then
         return pgfence_registry._unknown(p_lease);
     end if;
-    -- So that the registry sees who it is that holds the row in an open transaction (R20).
-    perform pgfence_registry._try_mark(p_lease);
     select c.* into strict v_configuration from pgfence.configuration as c;
     update pgfence_registry.grants as g
        set lease_ends_at = greatest(g.lease_ends_at, pg_catalog.clock_timestamp() + g.ttl_ms * interval '1 millisecond')
@@ -26,7 +24,9 @@ begin
        and not pgfence_registry._is_taken(g)
     returning g.* into v_grant;
     if found then
-        -- The row stays locked until this transaction ends, and the next owner waits for it: R20.
+        -- The row stays locked until this transaction ends, and the next owner waits for it: the registry
+        -- sees who it is (R20).
+        perform pgfence_registry._take_mark(p_lease);
         if pgfence._shadow_prefix(v_grant.resource) is null then
             perform pgfence._limit_transaction(v_grant.lease_ends_at);
         end if;
