@@ -46,7 +46,7 @@ def main() -> None:
         psycopg.connect(dsn, autocommit=True) as conn,
         fence.hold(batch, operation="settle", ttl=LEASE_SECONDS, take_up=True) as lease,
     ):
-        worker = Worker(fence, lease, conn, options.unfenced)
+        worker = Worker(fence, lease, conn, options.batch_date, options.unfenced)
         try:
             worker.settle(options.wait_before)
         except pgfence.NotHeldError as error:
@@ -65,11 +65,12 @@ class Charges:
     cents: list[int]
 
     @classmethod
-    def of_page(cls, conn: Connection, page: int) -> "Charges":
+    def of_page(cls, conn: Connection, batch_date: str, page: int) -> "Charges":
         """Read the page and compute: the amount of each invoice less its credit notes."""
         rows = conn.execute(
-            "select invoice_id, due_cents from settlement order by invoice_id limit %s offset %s",
-            (PAGE, PAGE * (page - 1)),
+            "select invoice_id, due_cents from settlement where batch_date = %s"
+            " order by invoice_id limit %s offset %s",
+            (batch_date, PAGE, PAGE * (page - 1)),
         ).fetchall()
         return cls([invoice for invoice, _ in rows], [cents for _, cents in rows])
 
@@ -90,16 +91,17 @@ class Worker:
     fence: pgfence.Fence
     lease: pgfence.Lease
     conn: Connection
+    batch_date: str
     unfenced: bool
     page: int = 0
 
     def settle(self, wait_before: int | None) -> None:
         """Settle the open pages, in order. Raises NotHeldError when the lease is over."""
-        pages = ceil(self._one("select count(*) from invoices") / PAGE)
+        pages = ceil(self._one("select count(*) from invoices where batch_date = %s") / PAGE)
         done = self._pages_done()
         tell("held", fence_token=self.lease.fence_token, pages=pages, pages_done=done)
         for self.page in range(done + 1, pages + 1):
-            self.charges = Charges.of_page(self.conn, self.page)
+            self.charges = Charges.of_page(self.conn, self.batch_date, self.page)
             self.lease.check()
             if self.page == wait_before:
                 tell("computed", page=self.page)
@@ -138,15 +140,16 @@ class Worker:
         fence there are only the rows.
         """
         if self.unfenced:
-            return self._one("select count(charged_cents) from invoices") // PAGE
+            charged = "select count(charged_cents) from invoices where batch_date = %s"
+            return self._one(charged) // PAGE
         return self.fence.position(self.lease.resource).total_segments
 
     def _payload(self) -> object:
         """What the segment does, in few words; its digest goes into the receipt."""
         return {"page": self.page, "cents": sum(self.charges.cents)}
 
-    def _one(self, query: LiteralString, *parameters: object) -> int:
-        row = self.conn.execute(query, parameters).fetchone()
+    def _one(self, of_batch: LiteralString) -> int:
+        row = self.conn.execute(of_batch, (self.batch_date,)).fetchone()
         assert row is not None  # noqa: S101 - a count has one row
         return int(row[0])
 
