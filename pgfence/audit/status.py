@@ -31,11 +31,22 @@ select g.owner, g.fence_token, g.lease, g.request_id, g.granted_at, g.lease_ends
  where f.resource = %(resource)s and g.lease_ends_at > clock_timestamp()
 """
 _PAUSED_BECAUSE = "select paused_because from pgfence.fences where resource = %(resource)s"
+# A waiter that is blocked cannot say that it is alive, so it counts for a minute.
 _WAITERS = """
 select workload, request_id, operation_class, asked_at
   from pgfence_registry.requests
- where resource = %(resource)s and state = 'WAITING' and alive_until > clock_timestamp()
+ where resource = %(resource)s and state = 'WAITING'
+   and alive_until > clock_timestamp() - interval '1 minute'
  order by asked_at, workload, request_id
+"""
+_HELD_UP_BY = """
+select h.holder as pid, a.usename::text as role, min(h.since) as since
+  from pgfence.fences as f
+  join pgfence._held_rows as h
+    on h.relation::oid = 'pgfence.fences'::regclass::oid and h.at = f.ctid
+  left join pg_stat_activity as a on a.pid = h.holder
+ where f.resource = %(resource)s
+ group by h.holder, a.usename
 """
 _LAST_RECEIPT = """
 select r.resource, r.fence_token, r.segment_seq, o.owner, r.session_role, r.accepted_at,
@@ -75,6 +86,17 @@ class Waiter:
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """Whose open transaction holds the fence row while somebody waits for it."""
+
+    #: None: it is prepared, see pg_prepared_xacts.
+    pid: int | None
+    role: str | None
+    #: Since when somebody waits.
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Audited:
     """What only an auditor may see of a resource."""
 
@@ -83,6 +105,8 @@ class Audited:
     #: SHADOW or ENFORCED.
     mode: str
     waiters: list[Waiter]
+    #: Several only where they share the row.
+    held_up_by: list[Session]
     last_receipt: AcceptedSegment | None
     #: The latest kinds of refusals whose grant named the resource and was genuine.
     refusals: list[Refusal]
@@ -114,12 +138,17 @@ def _audited(conn: Connection, resource: str) -> Audited:
         .execute(_PAUSED_BECAUSE, wanted)
         .fetchone(),
         mode=rollout.mode(conn, resource),
-        waiters=conn.cursor(row_factory=class_row(Waiter)).execute(_WAITERS, wanted).fetchall(),
+        waiters=_all(conn, Waiter, _WAITERS, resource),
+        held_up_by=_all(conn, Session, _HELD_UP_BY, resource),
         last_receipt=_one(conn, AcceptedSegment, _LAST_RECEIPT, resource),
         refusals=[r for r in refusals.refusals(conn) if r.resource == resource][:_LATEST],
     )
 
 
 def _one(conn: Connection, kind: type[_T], query: str, resource: str) -> _T | None:
+    return next(iter(_all(conn, kind, query, resource)), None)
+
+
+def _all(conn: Connection, kind: type[_T], query: str, resource: str) -> list[_T]:
     cursor = conn.cursor(row_factory=class_row(kind))
-    return cursor.execute(query.encode(), {"resource": resource}).fetchone()
+    return cursor.execute(query.encode(), {"resource": resource}).fetchall()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 
 import pytest
 
+from pgfence.audit.status import Session
 from tests.cli.conftest import Pgfence
+from tests.cli.documents import ROOT, blocks
 from tests.cli.test_commands import MANUAL
 from tests.rollout import shadow
-from tests.support import Database, Keys, issue
-from tests.workers import Worker, as_owner, fence_row
+from tests.support import PATIENCE, Database, Keys, issue, wait_until_blocked
+from tests.workers import Worker, as_owner, end_lease, fence_row, in_background
 
 BATCH = "invoice-batch/2026-07-19"
 AUDITOR_ONLY = "who holds it, who waits and what was refused is for a role in pgfence_auditor"
@@ -106,13 +109,47 @@ def test_a_grant_that_nobody_has_signed_is_shown_as_such(
     assert "not signed yet: is a registry process running?" in said.out
 
 
+def test_a_waiter_that_is_blocked_is_shown_and_so_is_the_session_that_it_waits_for(
+    pgfence: Pgfence, database: Database, keys: Keys
+) -> None:
+    """It cannot say that it is alive, so it is seen for a minute more."""
+    a, b = (Worker.login(database, keys, role) for role in ("worker_a", "worker_b"))
+    held = a.acquire(BATCH)
+    b.ask(BATCH, "next")
+    as_owner(database, "update pgfence_registry.requests set alive_until = clock_timestamp()")
+    a.conn.execute("begin")
+    assert a.apply(held.token, 1).verdict == "ACCEPTED"
+    document = pgfence("status", BATCH, "--json", on=database, role="auditor").document
+    assert document["audited"]["held_up_by"] == []  # nobody waits for the row
+    end_lease(database, held.lease)
+    future = in_background(lambda: b.ask(BATCH, "next"))
+    wait_until_blocked(database.watcher, b.pid)
+    document = pgfence("status", BATCH, "--json", on=database, role="auditor").document
+    (waiter,) = document["audited"]["waiters"]
+    assert (waiter["workload"], waiter["request_id"]) == ("worker-b", "next")
+    (session,) = document["audited"]["held_up_by"]
+    assert session.pop("since")
+    assert session == {"pid": a.pid, "role": "worker_a"}
+    (query,) = (b.text for b in blocks(ROOT / "docs/operations.md") if "_blocking_pids" in b.text)
+    found = database.connect("auditor").execute(query.encode()).fetchall()
+    assert found == [(a.pid, "worker_a", "pgfence.fences", b.pid, [])]
+    a.conn.execute("rollback")
+    assert future.result(PATIENCE).state == "SIGNING"
+
+
 def test_json_has_the_keys_of_the_manual(pgfence: Pgfence, busy: Database) -> None:
     document = pgfence("status", BATCH, "--json", on=busy, role="auditor").document
     (row,) = re.findall(r"^\| `status` \| (.*) \|$", MANUAL, re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", row))
     audited = document["audited"]
     shown = json.dumps(
-        [list(document), list(audited), list(audited["holder"]), list(audited["waiters"][0])]
+        [
+            list(document),
+            list(audited),
+            list(audited["holder"]),
+            list(audited["waiters"][0]),
+            [field.name for field in fields(Session)],
+        ]
     )
     keys = set(re.findall(r"\w+", shown))
     words = {"pgfence_auditor", "ENFORCED", "SHADOW", "receipts", "owner"}
