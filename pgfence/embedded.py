@@ -45,13 +45,16 @@ SUPERUSER = "postgres"
 _KEEPER = """
 folder=$1; data=$1/data; shift
 exec 3<&0
+orphaned=
+trap 'orphaned=yes' USR1
 "$@" 3<&- </dev/null &
 server=$!
-{ read -r _ <&3; : >"$data/orphaned"; kill -QUIT $server; } &
+{ read -r _ <&3; kill -USR1 $$; kill -QUIT $server; } &
 reader=$!
 wait $server
 code=$?
-if [ -e "$data/orphaned" ]; then
+if [ "$orphaned" ]; then
+    wait $server  # the signal ended the first wait
     rm -rf "$data" "$folder" 2>/dev/null
 else
     kill $reader; wait $reader

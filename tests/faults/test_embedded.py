@@ -138,6 +138,22 @@ def test_the_server_and_its_data_go_when_python_is_killed(bin_dir: Path) -> None
     shutil.rmtree(Path(data).parent, ignore_errors=True)  # as root, empty but for the log
 
 
+def test_the_server_goes_too_where_its_keeper_can_write_nothing(bin_dir: Path) -> None:
+    """As on a full disk."""
+    child, (pid, port, data, _) = start_in_a_child(bin_dir)
+    Path(data).chmod(0o500)
+    with child:
+        child.kill()
+    try:
+        support.wait_until(lambda: not support.listens(int(port)), "the server has stopped")
+    except BaseException:
+        os.kill(int(pid), signal.SIGQUIT)
+        raise
+    finally:
+        Path(data).chmod(0o700)
+        shutil.rmtree(Path(data).parent, ignore_errors=True)
+
+
 def test_a_kept_server_outlives_python(bin_dir: Path) -> None:
     child, (pid, port, data, dsn) = start_in_a_child(bin_dir, keep=True)
     with child:
