@@ -30,6 +30,7 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._silent: set[tuple[socket.socket, socket.socket]] = set()
         self._doomed: set[tuple[socket.socket, socket.socket]] = set()
+        self._said_in_vain = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -54,6 +55,11 @@ class Proxy:
     def freeze(self) -> None:
         """Let every connection there is stay open and silent; new ones are not concerned."""
         self._silent.update(self._pairs)
+
+    def freeze_latest(self) -> threading.Event:
+        """The same for the latest connection alone; set when something was said on it in vain."""
+        self._silent.add(self._pairs[-1])
+        return self._said_in_vain
 
     def refuse_new(self) -> None:
         """Accept no more connections; those that there are stay."""
@@ -116,6 +122,7 @@ class Proxy:
     def _pass(self, client: socket.socket, server: socket.socket, data: bytes) -> bytes:
         """The data; on a silent connection nothing, and not before the client closes it."""
         while (client, server) in self._silent and data:
+            self._said_in_vain.set()
             data = client.recv(65536)
         return data
 

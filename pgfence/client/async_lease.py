@@ -138,8 +138,8 @@ class AsyncLease(BaseLease[AsyncSession]):
         AsyncConnection or AsyncSession of SQLAlchemy, as the fence was connected. Cancelled before
         COMMIT is sent, nothing was written, and the number is free; cancelled later, the segment is
         unknown like one whose answer was lost: the same payload may be applied again, and nothing
-        else until then. When the lease is lost while `work` runs, it is cancelled where it waits
-        (in shadow it is left alone).
+        else until then. When the lease is lost before `work` or while it runs, it is cancelled
+        where it waits (in shadow it is left alone).
         """
         async with self._one_at_a_time():
             return await self._work_session.run(self._apply(payload, segment), partial(_do, work))

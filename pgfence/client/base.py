@@ -490,7 +490,7 @@ class BaseLease(Generic[S]):
         """Raise the fence without writing; see `Lease.advance`."""
         self.check()
         verdict = yield from protocol.advance(
-            self.token, shown.token if (shown := self.shown) else None
+            self.token, self._must_stop, shown.token if (shown := self.shown) else None
         )
         yield from self._learn_from(verdict)
         return verdict.require()

@@ -24,7 +24,10 @@ class AnySession(Protocol):
         """End a `Sleep` of the steps that it runs."""
 
     def stop_work(self) -> None:
-        """Cancel what the work function waits for, if it runs; never a COMMIT."""
+        """Cancel what the work function waits for, or the call that admits it; never a COMMIT.
+
+        For good: nothing of the kind begins on this session any more.
+        """
 
     def close(self) -> None:
         """Close the connection; the next step opens another one."""

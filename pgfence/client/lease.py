@@ -134,8 +134,9 @@ class Lease(BaseLease[Session], Generic[Tx]):
         segment: by default the one after the last. In shadow a refusal is logged as a warning,
         `work` runs, and `would_refuse` of the receipt names it (R28).
 
-        When the lease is lost while `work` runs, its statement is cancelled and its connection is
-        closed (in shadow it is left alone); `work` itself can look at `lease.lost`.
+        Waits, as long as the lease lasts, for a transaction that is open on the resource. When the
+        lease is lost meanwhile, or while `work` runs, the statement is cancelled and its connection
+        is closed (in shadow it is left alone); `work` itself can look at `lease.lost`.
 
         Raises a `RefusedError` for a refusal, whose evidence is committed first, or in its place
         `BundleSplitError` when that is why, or `AcknowledgedSegmentsLostError` when earlier
@@ -266,7 +267,8 @@ class Lease(BaseLease[Session], Generic[Tx]):
     def advance(self) -> Verdict:
         """Raise the fence without writing, so that earlier owners are refused from now on (R21).
 
-        Raises a `RefusedError` for a refusal, and what `check` raises.
+        Waits as `apply` does. Raises a `RefusedError` for a refusal, `LeaseEndedError` when the
+        lease is lost meanwhile, and what `check` raises.
         """
         return self._in_turn(self._advance())
 

@@ -25,6 +25,7 @@ from pgfence.client.protocol import (
     Wait,
     Work,
 )
+from pgfence.drivers.psycopg import CANCEL, STOPPED
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -113,8 +114,9 @@ class AsyncSession(ABC):
         self.connect_timeout = 10.0
         self._wake = asyncio.Event()
         self._work: Callable[[Any], Awaitable[object]] | None = None
-        #: Around the work function while it runs.
+        #: Around the work function while it runs, or the call that admits it.
         self._stop: asyncio.Timeout | None = None
+        self._stopped = False
         #: The last step that commits.
         self._committing: tuple[Step, asyncio.Task[Any]] | None = None
         #: What a run that was cancelled still has to do.
@@ -193,13 +195,22 @@ class AsyncSession(ABC):
         self._wake.set()
 
     def stop_work(self) -> None:
-        """Cancel the work function where it waits, and with it the statement that it waits for.
+        """Cancel the work function where it waits, or the call that admits it, and with it the
+        statement that it waits for. Neither begins on this session any more.
 
         Nothing happens when it has returned: a COMMIT is never cancelled, because PostgreSQL may
         then have committed all the same.
         """
+        self._stopped = True
         if self._stop is not None:
-            self._stop.reschedule(asyncio.get_running_loop().time())
+            loop = asyncio.get_running_loop()
+            self._stop.reschedule(loop.time())
+            loop.call_later(CANCEL, self._cut_silent, self._stop)
+
+    def _cut_silent(self, stop: asyncio.Timeout) -> None:
+        """Cut a connection on which what was stopped still waits for the server."""
+        if self._stop is stop:
+            self._cut()
 
     def close(self) -> None:
         """Close the connection, after what a cancelled run still has to do."""
@@ -211,6 +222,8 @@ class AsyncSession(ABC):
     async def _perform(self, step: Step) -> object:
         """Carry out a step; the driver's errors are raised as `Failed`."""
         match step:
+            case Batch(begin=True, within=None):
+                return await self._stoppable(self._batch(step))
             case Batch():
                 return await self._batch(step)
             case Work():
@@ -234,19 +247,22 @@ class AsyncSession(ABC):
 
     async def _run_work(self, conn: Any) -> None:
         assert self._work is not None  # noqa: S101 - run() was called with one
-        stop = asyncio.timeout(None)
+        await self._stoppable(self._work(conn))
+
+    async def _stoppable(self, doing: Awaitable[_T]) -> _T:
+        stop = asyncio.timeout(0 if self._stopped else None)
         try:
             async with stop:
                 self._stop = stop
                 try:
-                    await self._work(conn)
+                    return await doing
                 finally:
                     self._stop = None
         except TimeoutError as error:
             if not stop.expired():
                 raise
             await self._abandon()
-            raise Failed("the work function was stopped", lost=True) from error
+            raise Failed(STOPPED, lost=True) from error
 
     async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):

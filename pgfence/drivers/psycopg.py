@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn, TypeVar
 
 import psycopg
@@ -51,6 +51,7 @@ STANDBY = (
     "this server is a standby, which takes no writes: with several hosts in the DSN, give "
     "target_session_attrs=read-write"
 )
+STOPPED = "stopped, because the lease was lost"
 #: Seconds that a server gets to answer a cancellation before the connection is cut.
 CANCEL = 1.0
 #: What a new connection is asked.
@@ -95,8 +96,9 @@ class Session:
         self._cursors: list[RawCursor[Row]] = []
         self._transaction: psycopg.Transaction | None = None
         self._work: Callable[[Any], object] | None = None
-        #: The connection that the work function uses now.
+        #: The connection that the work function uses now, or the call that admits it.
         self._working: Connection | None = None
+        self._stopped = False
         self._stopping = threading.Lock()
         #: Seconds that connecting may take, where the DSN does not say; libpq takes at least two.
         self.connect_timeout = 10.0
@@ -121,12 +123,14 @@ class Session:
         self._wake.set()
 
     def stop_work(self) -> None:
-        """Cancel what the work function runs, and cut its connection; for another thread.
+        """Cancel what the work function runs, or the call that admits it, and cut the connection;
+        for another thread. Neither begins on this session any more.
 
         Nothing happens when it has returned: a COMMIT is never cancelled, because PostgreSQL may
         then have committed all the same.
         """
         with self._stopping:
+            self._stopped = True
             if self._working is not None:
                 with suppress(psycopg.Error):
                     self._working.cancel_safe(timeout=CANCEL)
@@ -148,7 +152,9 @@ class Session:
     def _carry_out(self, step: Step) -> object:
         match step:
             case Batch(within=None):
-                return self._batch(self._open(), step)
+                conn = self._open()
+                with self._stoppable(conn) if step.begin else nullcontext():
+                    return self._batch(conn, step)
             case Batch():
                 conn = self._open()
                 with time_limit(conn, step.within):
@@ -242,8 +248,11 @@ class Session:
 
     @contextmanager
     def _stoppable(self, conn: Connection) -> Iterator[None]:
-        """The work function runs on this connection in the block."""
-        self._working = conn
+        """The work function, or the call that admits it, runs on this connection in the block."""
+        with self._stopping:
+            if self._stopped:
+                raise Failed(STOPPED, lost=False)
+            self._working = conn
         try:
             yield
         finally:

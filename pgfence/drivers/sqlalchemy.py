@@ -111,7 +111,12 @@ class Session(driver.Session):
             self._segment = segment = _Transaction(self._source)
         except DBAPIError as error:
             report(error, lost=True)
-        return _run(segment.connection, batch)
+        with (
+            self._stoppable(segment.raw)
+            if batch.within is None
+            else driver.time_limit(segment.raw, batch.within)
+        ):
+            return _run(segment.connection, batch)
 
     def _call_work(self) -> Left:
         segment, work = self._segment, self._work

@@ -32,7 +32,7 @@ from pgfence.client.protocol import (
 )
 from pgfence.drivers import psycopg_async
 from pgfence.drivers.async_session import AsyncSession, drive, uncut
-from pgfence.drivers.psycopg import CANCEL, LEFT
+from pgfence.drivers.psycopg import CANCEL, LEFT, cut
 from pgfence.drivers.sqlalchemy import (
     Guarded,
     RollBack,
@@ -65,6 +65,8 @@ class _Session(AsyncSession):
     async def _perform(self, step: Step) -> object:
         try:
             match step:
+                case Batch(begin=True, within=None):
+                    return await self._stoppable(self._begin_segment(step))
                 case Batch(begin=True):
                     return await self._begin_segment(step)
                 case Work():
@@ -93,7 +95,11 @@ class _Session(AsyncSession):
             report(error, lost=True)
         except OSError as error:  # asyncpg's, where nothing answers
             raise Failed(str(error), lost=True) from error
-        return await _run(segment.connection, batch)
+        try:
+            async with asyncio.timeout(batch.within):
+                return await _run(segment.connection, batch)
+        except TimeoutError as error:
+            raise Failed(f"no answer within {batch.within} s", lost=True) from error
 
     async def _roll_back(self) -> None:
         segment, self._segment = self._segment, None
@@ -105,6 +111,13 @@ class _Session(AsyncSession):
         if segment is not None:
             uncut(segment.abandon())
         super()._close()  # type: ignore[safe-super]
+
+    def _cut(self) -> None:
+        segment = self._segment
+        if segment is None:
+            super()._cut()
+        elif isinstance(segment.raw, _Psycopg) and not segment.connection.closed:
+            cut(segment.raw)  # asyncpg itself waits for nobody
 
     async def _abandon(self) -> None:
         segment, self._segment = self._segment, None
@@ -145,7 +158,7 @@ class _Transaction(Guarded):
     def __init__(self, context: "_Context", begun: "_Begun") -> None:
         self._context: _Context | None = context
         #: What the work function gets, and its Connection.
-        self.given, self.connection, self._raw = begun
+        self.given, self.connection, self.raw = begun
         super().__init__(_sync(self.given), _sync(self.connection))
 
     @classmethod
@@ -157,13 +170,13 @@ class _Transaction(Guarded):
         """What the work function left, after what it left to be flushed."""
         if self.is_undone():
             return Left.ABORTED
-        if self._raw.closed if isinstance(self._raw, _Psycopg) else self._raw.is_closed():
+        if self.raw.closed if isinstance(self.raw, _Psycopg) else self.raw.is_closed():
             raise lost_before_commit()
         if isinstance(self.given, OrmSession):
             await self.given.flush()
-        if isinstance(self._raw, _Psycopg):
-            return LEFT[self._raw.pgconn.transaction_status]
-        if not self._raw.is_in_transaction():
+        if isinstance(self.raw, _Psycopg):
+            return LEFT[self.raw.pgconn.transaction_status]
+        if not self.raw.is_in_transaction():
             return Left.ENDED
         return Left.ABORTED if await self._has_failed() else Left.OPEN
 

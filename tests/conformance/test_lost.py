@@ -180,6 +180,35 @@ def test_r43_what_runs_when_the_lease_is_lost_is_stopped_and_not_written(
         assert new.apply({"page": 1}, settle(1)).segment_seq == 1
 
 
+@pytest.mark.parametrize("use", ["apply", "advance"])
+def test_r43_what_waits_for_the_row_lock_is_stopped_when_the_lease_is_lost(
+    connect: Connect, served: Database, registered: Database, use: str
+) -> None:
+    def never(execute: Execute) -> None:
+        pytest.fail("work began")
+
+    def lose() -> None:
+        wait_until(lambda: count(served, waiting) == 1, "the call waits")
+        end_lease(registered, lease.grant.lease)
+        lease.renew_now()
+
+    waiting = (
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+        " and query like '%pgfence.%' and usename = 'worker_a' and datname = current_database()"
+    )
+    with connect().hold(RESOURCE, operation="settle", ttl=30) as lease:
+        blocker = served.connect("worker_a", autocommit=False)
+        proof = lease.shown.token if lease.shown else None
+        blocker.execute("select pgfence.fenced_apply(%s, 1, 'one', %s)", [lease.token, proof])
+        losing = in_background(lose)
+        with pytest.raises(errors.LeaseEndedError):
+            lease.apply({"page": 1}, never) if use == "apply" else lease.advance()
+        losing.result(PATIENCE)
+        assert lease.lost.is_set()
+        wait_until(lambda: count(served, waiting) == 0, "the call is cancelled")
+        blocker.rollback()
+
+
 def test_r43_work_that_uses_no_connection_looks_for_itself(
     connect: Connect, served: Database, registered: Database
 ) -> None:

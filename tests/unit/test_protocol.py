@@ -267,8 +267,11 @@ def test_r18_one_refusal_undoes_what_came_with_it_and_its_own_evidence_stands(
     assert script.names() == [
         "begin+look+fenced_apply+fenced_apply", "Rollback", "begin+look+fenced_apply", "Commit",
     ]  # fmt: skip
-    again = script.steps[2]
+    first, _, again, _ = script.steps
+    assert isinstance(first, Batch)
     assert isinstance(again, Batch)
+    # The loss of the lease, which the refusal may say, stops the one and not the other.
+    assert (first.within, again.within) == (None, 30.0)
     assert again.calls[0].parameters[1] == names.index(refusal) + 1
 
 
@@ -404,6 +407,23 @@ def test_r42_work_does_not_begin_when_the_lease_was_lost_before_it() -> None:
         go()
     assert script.names() == ["begin+fenced_apply", "Rollback"]
     assert not script.doubted
+
+
+@pytest.mark.parametrize("failure", [LOST, failed("57014"), failed("40001")])
+def test_r42_what_did_not_begin_is_not_tried_again_when_the_lease_is_lost(failure: Failed) -> None:
+    def late() -> Any:
+        script.now = 3600.0
+        return failure
+
+    script, go = run_apply(late)
+    with pytest.raises(errors.LeaseEndedError, match="lost before the work function ran"):
+        go()
+    assert script.names() == ["begin+look+fenced_apply", "Rollback"]
+    script = Script(late)
+    script.change(lambda o, now: o.confirmed(now, now, 5.0))
+    with pytest.raises(errors.LeaseEndedError, match="fence was to be raised"):
+        script.run(protocol.advance("v4.public.x", script.is_lost))
+    assert script.names() == ["begin+advance", "Rollback"]
 
 
 def test_r44_a_transaction_that_work_ended_is_in_doubt_also_when_the_lease_is_lost() -> None:
@@ -560,7 +580,7 @@ def test_release_takes_no_longer_than_the_lease_would_last(ttl_ms: int, seconds:
 def test_r21_advance_is_repeated_when_its_answer_is_lost() -> None:
     row = one(*verdict("ADVANCED"))
     script = Script(row, LOST, row, None)
-    assert script.run(protocol.advance("v4.public.x")).verdict == "ADVANCED"
+    assert script.run(protocol.advance("v4.public.x", script.is_lost)).verdict == "ADVANCED"
     assert script.names() == [
         "begin+advance", "Commit", "Rollback", "Reopen", "begin+advance", "Commit",
     ]  # fmt: skip

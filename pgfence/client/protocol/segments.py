@@ -33,6 +33,7 @@ _log = logging.getLogger("pgfence.client")
 #: The server ended a session that was idle, or a transaction that was open, for too long.
 _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
 _LOST_BEFORE_WORK = "the lease was lost before the work function ran: nothing was written"
+_LOST_IN_ADVANCE = "the lease was lost while the fence was to be raised"
 _LOST_IN_WORK = "the lease was lost while the work function ran: nothing was written"
 #: One statement, so that the look costs no round trip with a driver that has no pipeline (R54).
 _LOOK_AND_APPLY = "select * from pgfence_registry.look($4), pgfence.fenced_apply($1, $2, $3)"
@@ -109,7 +110,7 @@ def apply(
     lease ended while the transaction was open, and what the caller's function raised. After any of
     these but the first, nothing of it stands.
     """
-    answer, verdicts = yield from _begin(segments, clock)
+    answer, verdicts = yield from _begin(segments, clock, is_lost)
     if answer is not None:
         change(answer.applied_to)
     refused = [place for place, verdict in enumerate(verdicts) if verdict.refuses][:1]
@@ -117,7 +118,7 @@ def apply(
         # The others may have been accepted. Ask for it alone, so that its evidence can stand.
         yield from _roll_back()
         segments = [segments[refused[0]]]
-        _, verdicts = yield from _begin(segments, clock)
+        _, verdicts = yield from _begin(segments, clock, lambda: False, within=LONGEST_CALL)
         if not verdicts[0].refuses:
             yield from _roll_back()
             raise errors.PgfenceError(f"segment {segments[0].number} was refused, and then was not")
@@ -154,9 +155,16 @@ def apply(
     return verdicts
 
 
-def _begin(segments: Sequence[Segment], clock: Clock) -> Steps[tuple[Answer | None, list[Verdict]]]:
+def _begin(
+    segments: Sequence[Segment],
+    clock: Clock,
+    is_lost: Callable[[], bool],
+    within: float | None = None,
+) -> Steps[tuple[Answer | None, list[Verdict]]]:
     """BEGIN, look and fenced_apply: again after a conflict, and on a new connection when the old
     one was lost. The caller's work has not begun, and without COMMIT nothing stands.
+
+    within: None waits for the row lock while the lease lasts; the loss of the lease stops it.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -164,9 +172,11 @@ def _begin(segments: Sequence[Segment], clock: Clock) -> Steps[tuple[Answer | No
             if lost:
                 yield Reopen()
             asked_at = clock()
-            replies = yield Batch(_calls(segments), begin=True)
+            replies = yield Batch(_calls(segments), begin=True, within=within)
         except Failed as failed:
             yield from _roll_back()
+            if is_lost():
+                raise errors.LeaseEndedError(_LOST_BEFORE_WORK) from failed.__cause__
             lost = failed.lost
             if attempt == ATTEMPTS - 1 or not (lost or failed.sqlstate in TRY_AGAIN):
                 _not_written(failed)
@@ -276,10 +286,11 @@ def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
     return verdict
 
 
-def advance(token: str, proof: str | None = None) -> Steps[Verdict]:
+def advance(token: str, is_lost: Callable[[], bool], proof: str | None = None) -> Steps[Verdict]:
     """Raise the fence without a segment (R21). Repeating it is harmless, so lost answers are.
 
-    proof: the status proof, where the registry is in another database.
+    is_lost: whether the lease is over by now, whose loss stops the wait for the row lock. proof:
+    the status proof, where the registry is in another database. Raises `LeaseEndedError` then.
     """
     call = Call("select * from pgfence.advance($1, $2)", (token, proof))
     lost = False
@@ -291,6 +302,8 @@ def advance(token: str, proof: str | None = None) -> Steps[Verdict]:
             yield Commit()
         except Failed as failed:
             yield from _roll_back()
+            if is_lost():
+                raise errors.LeaseEndedError(_LOST_IN_ADVANCE) from failed.__cause__
             lost = failed.lost
             if attempt == ATTEMPTS - 1 or not (lost or failed.sqlstate in TRY_AGAIN):
                 failed.rethrow()

@@ -54,7 +54,8 @@ class Batch(NamedTuple):
     """Calls that need not wait for each other.
 
     When they take longer than `within` seconds they are cancelled (SQLSTATE 57014), and when the
-    server does not answer to that either, the connection is lost.
+    server does not answer to that either, the connection is lost. Calls with `begin` and without
+    `within` take as long as it needs, until the session's `stop_work`.
     """
 
     calls: tuple[Call, ...]
