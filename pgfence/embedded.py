@@ -167,13 +167,15 @@ class Server:
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop, and return when the server is gone; the data stays. Does nothing if it is down."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
-        if process.poll() is None:
+        pid_file = self._pid_file()  # none where the server is just ending by itself
+        if process.poll() is None and pid_file:
             with suppress(ProcessLookupError):  # killed a moment ago, and not yet noticed
-                os.kill(self.pid, signal.SIGINT if mode == "fast" else signal.SIGQUIT)
+                os.kill(int(pid_file[0]), signal.SIGINT if mode == "fast" else signal.SIGQUIT)
         process.wait()
+        self._process = None
         if process.stdin:
             process.stdin.close()
 

@@ -94,6 +94,23 @@ def test_a_killed_server_starts_again(bin_dir: Path) -> None:
         assert query(server.dsn(), "select 1") == 1
 
 
+def test_a_server_that_is_just_ending_by_itself_is_waited_for(
+    bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with embedded.Server(bin_dir, parent=support.fast_folder()) as server:
+        process = server._process
+        assert process
+        os.kill(server.pid, signal.SIGINT)
+        support.wait_until(
+            lambda: not (server.data_dir / "postmaster.pid").exists(), "the server has said so"
+        )
+        monkeypatch.setattr(process, "poll", lambda: None)  # its end is not noticed yet
+        server.stop()
+        assert process.returncode == 0
+        server.start()
+        assert query(server.dsn(), "select 1") == 1
+
+
 def test_removing_it_leaves_neither_process_nor_folder(bin_dir: Path) -> None:
     with embedded.Server(bin_dir, parent=support.fast_folder()) as server:
         port = server.port
