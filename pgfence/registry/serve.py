@@ -84,8 +84,9 @@ def serve(dsn: str, issuer: Issuer, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             with _connected(parameters, issuer) as conn:
-                pause = _FIRST_PAUSE
-                _Shift(conn, issuer, overdue).work(stop)
+                for _ in _Shift(conn, issuer, overdue).work(stop):
+                    # Not before: a role that may connect and not sign would be back at once.
+                    pause = _FIRST_PAUSE
         except psycopg.Error as error:
             _event("disconnected", logging.WARNING, error=str(error), retry_in=round(pause, 3))
             stop.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311
@@ -149,8 +150,8 @@ class _Shift:
         #: What was complained about, so that it is said once.
         self._said: set[tuple[Any, ...]] = set()
 
-    def work(self, stop: threading.Event) -> None:
-        """Sign at every notification, and look around in between."""
+    def work(self, stop: threading.Event) -> Iterator[None]:
+        """Sign at every notification, and look around in between; yields when that went through."""
         next_look = 0.0
         while not stop.is_set():
             try:
@@ -164,6 +165,7 @@ class _Shift:
                         self._end_overdue()
                         self._note_handovers()
                     next_look = monotonic() + _LOOK
+            yield
             for _ in self._conn.notifies(timeout=max(0.0, next_look - monotonic()), stop_after=1):
                 pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -259,6 +260,39 @@ def test_r20_overdue_sessions_are_ended_also_while_signing_fails(
         stop.set()
         serving.result(PATIENCE)
         database.watcher.execute("revoke pg_signal_backend from registry")
+
+
+class SignsAtTimes(Issuer):
+    """Its looks fail, but for the third one."""
+
+    looks = 0
+
+    def sign_pending(self, conn: psycopg.Connection[Any]) -> list[Outcome]:
+        self.looks += 1
+        if self.looks != 3:
+            raise psycopg.errors.ReadOnlySqlTransaction("cannot execute UPDATE")
+        return super().sign_pending(conn)
+
+
+def test_pauses_grow_also_when_it_can_connect_and_not_sign_until_it_could(
+    database: Database, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "pgfence.registry")
+
+    def pauses() -> list[float]:
+        said = [json.loads(record.message) for record in caplog.records]
+        return [event["retry_in"] for event in said if event["event"] == "disconnected"]
+
+    stop = threading.Event()
+    serving = in_background(
+        lambda: serve.serve(database.dsn("registry"), SignsAtTimes(keys.grant), stop)
+    )
+    try:
+        wait_until(lambda: len(pauses()) >= 4, "it has failed four times")
+    finally:
+        stop.set()
+        serving.result(PATIENCE)
+    assert pauses()[:4] == [0.1, 0.2, 0.1, 0.2]
 
 
 def test_what_is_no_dsn_is_an_error_and_not_tried_for_ever(keys: Keys) -> None:
