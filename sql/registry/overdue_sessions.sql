@@ -5,7 +5,8 @@
 --    rows without being a workload: a member of pgfence_owner (a superuser is one), a registry process;
 --  * the configuration of a database that was promoted or restored, by the first request there: all others
 --    wait for it, whatever they ask for, and resource is null;
---  * the row of a lease that is over, by renewing it, while somebody waits for the resource;
+--  * the row of a lease that is over, by renewing it, while somebody waits for the resource, or for the row
+--    (resume, use_registry_elsewhere);
 --  * a new resource, by asking for it, while somebody else waits for it.
 -- The registry process ends one that it sees in two looks. A waiter that is blocked cannot say that
 -- it is alive, so it counts for a minute. pid is null for a prepared transaction, which only a person
@@ -36,22 +37,30 @@ as $$
                         where t.database = l.database and t.virtualtransaction = l.virtualtransaction
                           and t.mode = 'RowExclusiveLock' and t.relation = case
                                   when w.is_new then 'pgfence.fences' else 'pgfence_registry.grants' end::regclass)
-    ), held as (
-        select h.holder, h.transaction, f.resource, coalesce(g.ended_at, g.lease_ends_at) as ended_at
+    ), holders as (
+        select h.relation, h.at, h.holder as pid, h.transaction, w.workloads
           from pgfence._held_rows as h
-          left join pgfence.fences as f on h.relation = 'pgfence.fences'::regclass and f.ctid = h.at
-          left join pgfence_registry.grants as g on g.lease = f.current_lease
           left join pg_catalog.pg_stat_activity as a on a.pid = h.holder
           -- several where only SYSTEM_USER, which is not shown for others, tells them apart
          cross join lateral (select array_agg(l.workload) as workloads from pgfence.workload_logins as l
                               where l.role = a.usesysid) as w
+         where h.holder is null or w.workloads is not null
+            or not (pg_catalog.pg_has_role(a.usesysid, 'pgfence_owner', 'MEMBER')
+                    or pg_catalog.pg_has_role(a.usesysid, 'pgfence_registry', 'MEMBER'))
+    ), held as (
+        select h.pid, h.transaction, f.resource, coalesce(g.ended_at, g.lease_ends_at) as ended_at
+          from holders as h
+          left join pgfence.fences as f on h.relation = 'pgfence.fences'::regclass and f.ctid = h.at
+          left join pgfence_registry.grants as g on g.lease = f.current_lease
          where (f.resource is not null or h.relation = 'pgfence.configuration'::regclass
                 and not (select pgfence._is_recorded_database(c) from pgfence.configuration as c))
-           and (h.holder is null or w.workloads is not null
-                or not (pg_catalog.pg_has_role(a.usesysid, 'pgfence_owner', 'MEMBER')
-                        or pg_catalog.pg_has_role(a.usesysid, 'pgfence_registry', 'MEMBER')))
            and (g.lease is null or g.lease_ends_at <= pg_catalog.clock_timestamp()
-                or g.owner <> all (coalesce(w.workloads, '{}')))
+                or g.owner <> all (coalesce(h.workloads, '{}')))
+         union
+        select h.pid, h.transaction, g.resource, g.lease_ends_at
+          from holders as h
+          join pgfence_registry.grants as g on h.relation = 'pgfence_registry.grants'::regclass and g.ctid = h.at
+         where g.lease_ends_at <= pg_catalog.clock_timestamp()
     )
     select o.pid, o.virtualtransaction, o.resource,
            greatest(0, coalesce(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp() - o.ended_at) * 1000), 0))::bigint

@@ -215,6 +215,40 @@ def test_r20_renewal_in_an_open_transaction_is_found(
     assert rival.ask(RESOURCE, "next").state == "SIGNING"
 
 
+@pytest.mark.parametrize(
+    "change", [f"select pgfence.resume('{RESOURCE}')", "select pgfence.use_registry_elsewhere()"]
+)
+def test_r20_renewal_in_an_open_transaction_holds_up_no_operator_after_its_lease(
+    worker: Worker, database: Database, observer: psycopg.Connection[Any], change: str
+) -> None:
+    registry = database.connect("registry")
+    dba = database.connect("dba")
+    held = worker.acquire(RESOURCE)
+    as_owner(database, "update pgfence.fences set paused_because = 'a test'")
+
+    def steps() -> None:
+        assert worker.renew(held.lease).state == "HELD"
+        no_timeouts(worker)
+
+    with worker.transaction():  # control: its lease runs
+        steps()
+        future = in_background(lambda: dba.execute(change.encode()))
+        wait_until_blocked(observer, dba.info.backend_pid)
+        assert registry.execute(OVERDUE).fetchall() == []
+        dba.cancel()
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        future.result(PATIENCE)
+
+    begin_before_the_end(worker, held.lease, steps)
+    future = in_background(lambda: dba.execute(change.encode()))
+    wait_until(
+        lambda: registry.execute(OVERDUE).fetchall() == [(worker.pid, RESOURCE)],
+        "the renewal is found",
+    )
+    observer.execute("select pg_terminate_backend(%s)", [worker.pid])
+    future.result(PATIENCE)
+
+
 #: What any role may take: the advisory lock by which a session shows what it is busy with.
 TAKE_MARK = "select pg_advisory_lock(hashtext('pgfence ' || %s), %s)"
 
