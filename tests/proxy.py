@@ -31,6 +31,7 @@ class Proxy:
         self._silent: set[tuple[socket.socket, socket.socket]] = set()
         self._doomed: set[tuple[socket.socket, socket.socket]] = set()
         self._said_in_vain = threading.Event()
+        self._last_words: bytes | None = None
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -60,6 +61,10 @@ class Proxy:
         """The same for the latest connection alone; set when something was said on it in vain."""
         self._silent.add(self._pairs[-1])
         return self._said_in_vain
+
+    def freeze_at(self, words: bytes) -> None:
+        """Freeze when a request with these words comes, which is not passed on."""
+        self._last_words = words
 
     def refuse_new(self) -> None:
         """Accept no more connections; those that there are stay."""
@@ -121,6 +126,9 @@ class Proxy:
 
     def _pass(self, client: socket.socket, server: socket.socket, data: bytes) -> bytes:
         """The data; on a silent connection nothing, and not before the client closes it."""
+        if self._last_words is not None and self._last_words in data:
+            self._last_words = None
+            self.freeze()
         while (client, server) in self._silent and data:
             self._said_in_vain.set()
             data = client.recv(65536)

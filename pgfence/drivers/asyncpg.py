@@ -14,7 +14,7 @@ from asyncpg.transaction import Transaction
 from psycopg import conninfo
 
 from pgfence import errors
-from pgfence.client.protocol import Batch, Failed, Left, Row, Step, Steps
+from pgfence.client.protocol import SHORTEST_CALL, Batch, Failed, Left, Row, Step, Steps
 from pgfence.drivers.async_session import AsyncSession, drive
 from pgfence.drivers.psycopg import CANCEL, NO_TRANSACTION, STANDBY
 
@@ -186,9 +186,13 @@ class Session(AsyncSession):
         if self._pooled:
             return False
         # A session that is used again hears of its present request only.
-        if self._channel is not None:
-            await conn.remove_listener(self._channel, self._hear)
-        await conn.add_listener(channel, self._hear)
+        try:
+            async with asyncio.timeout(SHORTEST_CALL):
+                if self._channel is not None:
+                    await conn.remove_listener(self._channel, self._hear)
+                await conn.add_listener(channel, self._hear)
+        except TimeoutError:
+            await self._settle(conn)
         self._channel = channel
         return True
 

@@ -15,6 +15,7 @@ from psycopg.rows import tuple_row
 
 from pgfence import errors
 from pgfence.client.protocol import (
+    SHORTEST_CALL,
     Batch,
     Commit,
     Failed,
@@ -169,7 +170,9 @@ class Session:
                 conn = self._open()
                 if not self._pooled:
                     # A session that is used again hears of its present request only.
-                    conn.execute(sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel)))
+                    listen = sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel))
+                    with time_limit(conn, SHORTEST_CALL):
+                        conn.execute(listen)
                 return not self._pooled
             case Wait(seconds):
                 return next(self._open().notifies(timeout=seconds, stop_after=1), None)

@@ -11,7 +11,7 @@ from psycopg import AsyncRawCursor, IsolationLevel, conninfo, sql
 from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import tuple_row
 
-from pgfence.client.protocol import Batch, Failed, Left, Row, Step, Steps
+from pgfence.client.protocol import SHORTEST_CALL, Batch, Failed, Left, Row, Step, Steps
 from pgfence.drivers.async_session import AsyncSession, drive, uncut
 from pgfence.drivers.psycopg import (
     CANCEL,
@@ -161,7 +161,9 @@ class Session(AsyncSession):
         conn = await self._open()
         if not self._pooled:
             # A session that is used again hears of its present request only.
-            await conn.execute(sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel)))
+            listen = sql.SQL("unlisten *; listen {}").format(sql.Identifier(channel))
+            async with _time_limit(conn, SHORTEST_CALL):
+                await conn.execute(listen)
         return not self._pooled
 
     async def _wait(self, seconds: float) -> None:

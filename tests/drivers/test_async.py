@@ -28,6 +28,7 @@ from pgfence.drivers import asyncpg as asyncpg_driver
 from pgfence.drivers import psycopg_async
 from pgfence.drivers.async_session import AsyncSession
 from tests.conformance.drivers import sqlalchemy_async_engine, sqlalchemy_asyncpg_engine
+from tests.proxy import proxy_to
 from tests.registry import registry
 from tests.support import PATIENCE, Database, Keys, set_for_roles, wait_until
 from tests.workers import end_lease
@@ -39,6 +40,10 @@ RECEIPTS = "select count(*) from pgfence.receipts"
 IN_TRANSACTION = (
     "select count(*) from pg_stat_activity where usename = 'worker_a' and xact_start is not null"
 )
+SESSIONS: dict[str, type[Any]] = {
+    "psycopg": psycopg_async.Session,
+    "asyncpg": asyncpg_driver.Session,
+}
 _T = TypeVar("_T")
 
 
@@ -663,17 +668,13 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(
     blocker.execute("create table locked ()")
     blocker.commit()
     blocker.execute("lock locked")
-    make: dict[str, type[Any]] = {
-        "psycopg": psycopg_async.Session,
-        "asyncpg": asyncpg_driver.Session,
-    }
 
     def steps(query: str, within: float) -> protocol.Steps[Any]:
         (rows,) = yield protocol.Batch((protocol.Call(query),), within=within)
         return rows
 
     async def main() -> None:
-        session: AsyncSession = make[driver](database.dsn("billing_owner"), prepare_threshold=5)
+        session: AsyncSession = SESSIONS[driver](database.dsn("billing_owner"), prepare_threshold=5)
         pid = await session.run(steps("select pg_backend_pid()", PATIENCE))
         with pytest.raises(protocol.Failed) as caught:
             await session.run(steps("select count(*) from locked", 0.3))
@@ -683,6 +684,27 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(
         session.close()
 
     asyncio.run(main())
+
+
+def test_a_listen_that_is_not_answered_is_a_connection_lost(
+    database: Database, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (psycopg_async, asyncpg_driver):
+        for constant in ("SHORTEST_CALL", "CANCEL"):
+            monkeypatch.setattr(module, constant, 0.1)
+
+    def steps() -> protocol.Steps[None]:
+        yield protocol.Listen("silence")
+
+    async def main(dsn: str) -> None:
+        session: AsyncSession = SESSIONS[driver](dsn, prepare_threshold=5)
+        with pytest.raises(protocol.Failed, match="no answer") as caught:
+            await asyncio.wait_for(session.run(steps()), PATIENCE)
+        assert caught.value.lost
+
+    with proxy_to(database.dsn("worker_a")) as proxy:
+        proxy.freeze_at(b"silence")
+        asyncio.run(main(proxy.dsn))
 
 
 def test_a_dsn_is_what_libpq_takes(database: Database, keys: Keys, driver: Any) -> None:

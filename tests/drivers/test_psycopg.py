@@ -15,6 +15,7 @@ from pgfence import errors
 from pgfence.client import protocol
 from pgfence.drivers import psycopg as driver
 from pgfence.drivers.psycopg import Session
+from tests.proxy import proxy_to
 from tests.registry import registry
 from tests.support import (
     PATIENCE,
@@ -290,6 +291,23 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(
     blocker.rollback()
     thread.join(PATIENCE)
     session.close()
+
+
+def test_a_listen_that_is_not_answered_is_a_connection_lost(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant in ("SHORTEST_CALL", "CANCEL"):
+        monkeypatch.setattr(driver, constant, 0.1)
+
+    def steps() -> protocol.Steps[None]:
+        yield protocol.Listen("silence")
+
+    with proxy_to(database.dsn("worker_a")) as proxy:
+        session = Session(proxy.dsn, prepare_threshold=5)
+        proxy.freeze_at(b"silence")
+        with pytest.raises(protocol.Failed, match="no answer within") as caught:
+            in_background(lambda: session.run(steps())).result(PATIENCE)
+    assert caught.value.lost
 
 
 @pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres, MDY"])

@@ -38,6 +38,7 @@ from pgfence.client.protocol.segments import (
     report,
 )
 from pgfence.client.protocol.steps import (
+    SHORTEST_CALL,
     Batch,
     Call,
     Clock,
@@ -60,6 +61,7 @@ from pgfence.client.protocol.steps import (
 
 __all__ = [
     "SCHEMA_VERSION",
+    "SHORTEST_CALL",
     "Answer",
     "Arrangement",
     "Batch",

@@ -12,7 +12,8 @@ Work()                run the caller's function in the open transaction. Reply: 
 Commit()              end the transaction. Reply: `Left.ABORTED` where the server undid it,
                       because a statement had failed in it
 Rollback()            undo it
-Listen(channel)       LISTEN. Reply: whether notifications come; behind a pooler they do not
+Listen(channel)       LISTEN, within SHORTEST_CALL. Reply: whether notifications come; behind a
+                      pooler they do not
 Wait(seconds)         until a notification comes, or so long
 Sleep(seconds)        so long, or until the caller has a reason to wake up
 Run(function)         call it: it may wait for a lock service, so a task leaves it to a thread
@@ -34,7 +35,7 @@ _T = TypeVar("_T")
 #: Tries after a serialization failure or a deadlock that came before the caller's function ran.
 ATTEMPTS = 3
 TRY_AGAIN = frozenset({"40001", "40P01"})
-#: Seconds that a call which may wait for a lock gets.
+#: Seconds that a call which may wait for a lock gets; LISTEN gets the shortest.
 SHORTEST_CALL, LONGEST_CALL = 1.0, 30.0
 
 
