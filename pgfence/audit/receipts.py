@@ -20,6 +20,21 @@ select r.resource, r.fence_token, r.segment_seq, o.owner, r.session_role, r.acce
  order by r.fence_token, r.segment_seq
 """
 
+# Receipts are many to a resource: the index is asked for the next one, instead of reading them all.
+_RESOURCES = """
+with recursive of_receipts (resource) as (
+    select min(r.resource) from pgfence.receipts as r
+     union all
+    select (select min(r.resource) from pgfence.receipts as r where r.resource > o.resource)
+      from of_receipts as o where o.resource is not null
+)
+select f.resource from pgfence.fences as f
+ union select o.resource from pgfence.operations as o
+ union select s.resource from pgfence.pruned_stretches as s
+ union select o.resource from of_receipts as o where o.resource is not null
+ order by resource
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptedSegment:
@@ -49,6 +64,7 @@ class Chain:
     #: Receipts that were pruned, and of which the ends are kept.
     pruned: int
     ok: bool
+    #: None also where no receipt is bad, and what is gone is the row of fences.
     first_bad_fence: int | None
     first_bad_segment: int | None
     problem: str | None
@@ -96,12 +112,8 @@ def pruned_of(conn: Connection, resource: str) -> int:
 
 
 def resources(conn: Connection) -> list[str]:
-    """Every resource that was ever asked for, in order."""
-    return (
-        conn.cursor(row_factory=scalar_row)
-        .execute("select resource from pgfence.fences order by resource")
-        .fetchall()
-    )
+    """Every resource that was ever asked for, in order; also where its row of fences is gone."""
+    return conn.cursor(row_factory=scalar_row).execute(_RESOURCES).fetchall()
 
 
 def verify(conn: Connection, resource: str) -> Chain:

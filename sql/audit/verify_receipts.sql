@@ -24,10 +24,14 @@ begin
         select f.* into v_fence from pgfence.fences as f where f.resource = p_resource;
         select coalesce(sum(o.pruned_segments), 0) into v_noted from pgfence.operations as o where o.resource = p_resource;
         problem := case
-            when receipts + pruned <> coalesce(v_fence.receipt_count, 0)
+            when v_fence.resource is null
+                then case when receipts + pruned > 0
+                            or exists (select from pgfence.operations as o where o.resource = p_resource)
+                          then 'its row of pgfence.fences is gone' end
+            when receipts + pruned <> v_fence.receipt_count
               or v_fence.last_segment <> case v_walk.to_fence when v_fence.highest_fence then v_walk.to_segment else 0 end
                 then pg_catalog.format('the chain ends early: %s receipts are there and %s were pruned, %s were written',
-                                       receipts, pruned, coalesce(v_fence.receipt_count, 0))
+                                       receipts, pruned, v_fence.receipt_count)
             when v_fence.last_digest <> v_walk.last_digest
                 then 'the last receipt is not the one that was written last'
             when pruned <> v_noted

@@ -453,6 +453,48 @@ def test_receipts_verify_finds_an_edited_receipt_and_exits_with_1(
     assert pgfence("receipts", "verify", "a", on=database, role="auditor").exit_code == 0
 
 
+@pytest.mark.rule("R22")
+def test_r22_receipts_verify_names_a_resource_whose_fence_is_gone(
+    pgfence: Pgfence, database: Database, keys: Keys
+) -> None:
+    worker = Worker.login(database, keys, "worker_a")
+    gone = {
+        "a": "fences",
+        "b": "fences, operations, pruned_stretches",
+        "c": "fences, receipts, pruned_stretches",
+        "d": "fences, receipts, operations",
+    }
+    for resource in (*gone, "whole"):
+        for _ in range(2):
+            held = worker.acquire(resource)
+            assert worker.apply(held.token, 1).verdict == "ACCEPTED"
+            worker.release(held.lease)
+        age_receipts(database, resource)
+        pruned = "select receipts from pgfence.prune_receipts(%s, '1 hour')"
+        assert Worker.login(database, keys, "dba").call(pruned, [resource]).receipts == 1
+    delete_without_a_trace(database, gone)
+
+    said = pgfence("receipts", "verify", on=database, role="auditor")
+    problem = dict.fromkeys(gone, "BROKEN: its row of pgfence.fences is gone")
+    problem["b"] = "BROKEN at fence 2, segment 1: it does not follow the receipt before it"
+    assert (said.exit_code, said.out) == (
+        1,
+        "".join(f"{name}: {problem[name]}\n" for name in gone)
+        + "1 of 5 chains are whole, 1 receipts, 1 were pruned\n",
+    )
+
+
+def delete_without_a_trace(database: Database, gone: dict[str, str]) -> None:
+    """What a superuser can: rows of these resources in these tables of pgfence."""
+    with psycopg.connect(database.dsn()) as superuser:
+        superuser.execute("set local session_replication_role = replica")
+        for table in {table for tables in gone.values() for table in tables.split(", ")}:
+            superuser.execute(f"alter table pgfence.{table} disable trigger user")
+        for resource, tables in gone.items():
+            for table in tables.split(", "):
+                superuser.execute(f"delete from pgfence.{table} where resource = %s", [resource])
+
+
 @pytest.fixture
 def old_receipts(database: Database, keys: Keys) -> None:
     """Two resources with three fences each, all of them old; chain b is broken."""
