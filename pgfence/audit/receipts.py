@@ -69,6 +69,12 @@ class Chain:
     first_bad_segment: int | None
     problem: str | None
 
+    @property
+    def where(self) -> str:
+        """Where the first bad receipt is, for people; empty where there is none."""
+        fence, segment = self.first_bad_fence, self.first_bad_segment
+        return "" if fence is None else f"fence {fence}, segment {segment}: "
+
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
@@ -143,8 +149,13 @@ def prune(conn: Connection, retention: timedelta, resource: str, batch: int) -> 
     """Prune a resource, in transactions of at most `batch` receipts; what each of them did.
 
     conn: a connection in autocommit of a member of pgfence_owner. A chain that does not verify is
-    not pruned: the last answer then names the problem.
+    not pruned, whichever of its receipts is bad: the last answer then names the problem.
     """
+    chain = verify(conn, resource)
+    if not chain.ok:
+        problem = f"not pruned: {chain.where}{chain.problem}"
+        yield Pruned(resource, 0, None, None, None, None, problem)
+        return
     cursor = conn.cursor(row_factory=class_row(Pruned))
     while True:
         query = "select * from pgfence.prune_receipts(%s, %s, %s)"

@@ -110,9 +110,8 @@ def _verify(dsn: str, resource: str | None, as_json: bool) -> None:
     else:
         out = console()
         for chain in broken:
-            fence, segment = chain.first_bad_fence, chain.first_bad_segment
-            at = "" if fence is None else f" at fence {fence}, segment {segment}"
-            out.print(f"{chain.resource}: BROKEN{at}: {chain.problem}", soft_wrap=True)
+            at = f" at {chain.where}" if chain.where else ": "
+            out.print(f"{chain.resource}: BROKEN{at}{chain.problem}", soft_wrap=True)
         whole = [chain for chain in chains if chain.ok]
         count = sum(chain.receipts for chain in whole)
         pruned = sum(chain.pruned for chain in whole)

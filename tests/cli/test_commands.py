@@ -23,7 +23,7 @@ from pgfence.cli.output import told
 from pgfence.model.signature import key_id, raw_public_key
 from tests import support
 from tests.cli.conftest import Pgfence
-from tests.cli.documents import ROOT
+from tests.cli.documents import ROOT, blocks
 from tests.support import Database, Keys, issue
 from tests.workers import Worker, age_receipts, as_owner
 
@@ -549,6 +549,25 @@ def test_receipts_prune_leaves_a_chain_that_verifies_and_exits_with_1_for_a_brok
     assert shown.startswith("4 receipts were pruned, from the beginning of the chain on\n")
     again = pgfence("receipts", "prune", "a", "--older-than", "2", "--json", on=database)
     assert (again.exit_code, again.document) == (0, [])
+
+
+@pytest.mark.rule("R22")
+@pytest.mark.usefixtures("old_receipts")
+@pytest.mark.parametrize("only", [["a"], []])
+def test_r22_receipts_prune_leaves_a_chain_that_is_broken_where_nothing_would_go(
+    pgfence: Pgfence, database: Database, only: list[str]
+) -> None:
+    last = "resource = 'a' and (fence_token, segment_seq) = (3, 2)"
+    as_owner(database, f"update pgfence.receipts set session_role = 'x' where {last}")
+    said = pgfence("receipts", "prune", *only, "--older-than", "2", on=database)
+    assert said.exit_code == 1
+    problem = "not pruned: fence 3, segment 2: its contents do not give its digest"
+    assert said.out.splitlines()[0] == f"a: {problem}"
+    assert said.out.splitlines()[-1] == "0 receipts of 0 resources were pruned"
+    page = blocks(ROOT / "docs" / "growth.md")
+    (in_sql,) = (b.text.replace("90 d", "2 d") for b in page if "prune_receipts" in b.text)
+    assert database.connect("dba").execute(in_sql.encode()).fetchall() == []
+    assert database.connect().execute("select from pgfence.pruned_stretches").fetchall() == []
 
 
 @pytest.mark.rule("R22")
