@@ -91,7 +91,7 @@ def work_on(fence: pgfence.Fence, task: Task, wait: bool) -> None:
             tell("answered", task)
     except pgfence.AcquireTimeoutError:
         tell("claimed by another", task)
-    except pgfence.NotHeldError as error:
+    except (pgfence.NotHeldError, pgfence.LeaseEndedError, pgfence.StaleOwnerError) as error:
         tell("given up", task, says=str(error))
 
 

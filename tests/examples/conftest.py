@@ -19,6 +19,8 @@ from tests.support import Database, Keys
 EXAMPLES = ROOT / "examples"
 BATCH_DATE = "2026-07-19"
 BATCH = f"invoice-batch/{BATCH_DATE}"
+#: What COMMIT says where the lease ended in the transaction (R19).
+LEASE_ENDED = "do $$ begin raise exception sqlstate 'PF203'; end $$"
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import NullPool, create_engine, make_url
+from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
 
 import pgfence
 from examples.adopt import models
@@ -29,7 +30,7 @@ from examples.adopt.before import nightly as old_nightly
 from examples.adopt.before import statements as old_statements
 from pgfence.errors import from_driver
 from pgfence.install import source_dir
-from tests.examples.conftest import EXAMPLES, receipts
+from tests.examples.conftest import EXAMPLES, LEASE_ENDED, receipts
 from tests.guarded import refused
 from tests.proxy import proxy_to
 from tests.rollout import enforce, evidence, shadow
@@ -138,8 +139,8 @@ def test_the_service_runs_before_in_shadow_and_enforced(
         billing.run(statements, role="worker_b")
         billing.run(balances, role="worker_b")
         assert billing.one(f"select charged_cents from invoices where invoice_id = {step}") == 70
-        text = billing.one(f"select text from statements where invoice_id = {step}")
-        assert text == "You owe 70 cents."
+        said = billing.one(f"select text from statements where invoice_id = {step}")
+        assert said == "You owe 70 cents."
         assert billing.one("select balance_cents from accounts") == step
 
     old = (old_desk, old_nightly, old_statements, old_balances)
@@ -284,6 +285,24 @@ def test_r10_enforced_a_stale_worker_is_refused(
     else:
         assert isinstance(error, (pgfence.StaleOwnerError, pgfence.NotHeldError))
     assert billing.one(case.written) == 22
+
+
+@pytest.mark.rule("R19")
+def test_the_queue_worker_leaves_a_job_to_others_when_its_lease_ends_while_it_writes(
+    billing: Billing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    billing.shadow()
+    billing.enforce()
+    billing.database.connect().execute("insert into jobs select 1")
+
+    def write(session: Session, invoice_id: int, answer: str) -> None:
+        old_statements.write(session, invoice_id, answer)
+        session.execute(text(LEASE_ENDED))
+
+    monkeypatch.setattr(statements, "write", write)
+    billing.run(statements)
+    assert capsys.readouterr().out == "statement 1 is another worker's\n"
+    assert billing.one("select count(*) from statements") == 0
 
 
 @pytest.mark.rule("R46")

@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.examples.conftest import EXAMPLES, started
+import pgfence
+from examples import task_queue
+from tests.examples.conftest import EXAMPLES, LEASE_ENDED, started
 from tests.guarded import refused
 from tests.support import PATIENCE, Database, wait_until
 
@@ -78,6 +80,28 @@ def test_a_worker_that_was_given_up_cannot_overwrite_the_answer(
     with refused("PF201"):
         guarded.connect("worker_a").execute("update answers set answer = 'mine'")
     assert answers(tasks) == [(1, "Q1", "worker_b")]
+
+
+@pytest.mark.rule("R19")
+def test_a_worker_whose_claim_ends_while_it_writes_gives_the_task_up(
+    guarded: Database,
+    tasks: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ask(tasks, 1)
+    real = task_queue.write
+
+    def write(tx: psycopg.Connection[Any], task: task_queue.Task, answer: str) -> None:
+        real(tx, task, answer)
+        tx.execute(LEASE_ENDED)
+
+    monkeypatch.setattr(task_queue, "write", write)
+    with pgfence.connect(guarded.dsn("worker_a")) as fence:
+        task_queue.work_on(fence, task_queue.Task(1, "q1"), wait=False)
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert events == ["claimed", "given up"]
+    assert answers(tasks) == []
 
 
 @pytest.mark.rule("R36")

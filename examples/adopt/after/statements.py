@@ -14,7 +14,12 @@ def main() -> None:
         while (invoice_id := claim(sessions)) is not None:
             try:
                 answer(fence, sessions, invoice_id)
-            except (pgfence.AcquireTimeoutError, pgfence.NotHeldError, pgfence.StaleOwnerError):
+            except (
+                pgfence.AcquireTimeoutError,
+                pgfence.NotHeldError,
+                pgfence.StaleOwnerError,
+                pgfence.LeaseEndedError,
+            ):
                 print(f"statement {invoice_id} is another worker's")
 
 
