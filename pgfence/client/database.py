@@ -38,6 +38,8 @@ _T = TypeVar("_T")
 
 #: Connections kept for the next lease: that of its registry calls, and that of its segments.
 _KEPT = 2
+#: Seconds that connecting may take at most, where the DSN does not say.
+_LONGEST_CONNECT = 10.0
 
 
 class Pool(Generic[S]):
@@ -52,12 +54,12 @@ class Pool(Generic[S]):
         self._idle: list[S] = []
         self._closed = False
 
-    def session(self, connect_timeout: float = 10.0) -> S:
+    def session(self, connect_timeout: float = _LONGEST_CONNECT) -> S:
         """A connection of ours that nobody else uses; `put_back` it."""
         with self._lock:
             session = self._idle.pop() if self._idle else None
         session = session or self._make()
-        session.connect_timeout = connect_timeout
+        session.connect_timeout = min(connect_timeout, _LONGEST_CONNECT)
         return session
 
     def put_back(self, session: S) -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, TypeVar, cast
 
 from pgfence.client.protocol import (
@@ -240,9 +241,9 @@ class AsyncSession(ABC):
                 await self._sleep(seconds)
             case Run(function):
                 return await in_thread(function)
-            case Reopen():
+            case Reopen(within):
                 self._close()
-                await self._open()
+                await self._open(within)
         return None
 
     async def _run_work(self, conn: Any) -> None:
@@ -271,8 +272,8 @@ class AsyncSession(ABC):
         self._wake.clear()
 
     @abstractmethod
-    async def _open(self) -> Any:
-        """The connection; a new one if there is none."""
+    async def _open(self, within: float = inf) -> Any:
+        """The connection; if there is none a new one, made within so many seconds."""
 
     @abstractmethod
     def _close(self) -> None:

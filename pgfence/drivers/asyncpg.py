@@ -6,6 +6,7 @@ and call as one statement, COMMIT), where psycopg takes two.
 
 import asyncio
 from contextlib import suppress
+from math import inf
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
@@ -60,19 +61,19 @@ class Session(AsyncSession):
         #: Set by a notification, and by the end of the connection.
         self._told = asyncio.Event()
 
-    async def _open(self) -> _Connection:
+    async def _open(self, within: float = inf) -> _Connection:
         if self._conn is None or self._conn.is_closed():
             self._close()
             try:
-                self._conn = await self._connect()
+                self._conn = await self._connect(min(self.connect_timeout, within))
             except _ANY as error:
                 raise Failed.of(error, lost=True) from error
             self._conn.add_termination_listener(self._hear)
         return self._conn
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self, within: float) -> _Connection:
         given = self._parameters.get("connect_timeout")
-        timeout = float(given or max(2.0, self.connect_timeout))
+        timeout = float(given or max(2.0, within))
         conn = await self._new(timeout)
         try:
             async with asyncio.timeout(timeout):
@@ -86,7 +87,7 @@ class Session(AsyncSession):
             # What it prepares is decided when it connects.
             conn.terminate()
             self._cache = False
-            return await self._connect()
+            return await self._connect(within)
         return conn
 
     async def _new(self, timeout: float) -> _Connection:
@@ -125,7 +126,7 @@ class Session(AsyncSession):
             raise Failed.of(error, lost=self._conn is None or self._conn.is_closed()) from error
 
     async def _batch(self, batch: Batch) -> list[list[Row]]:
-        conn = await self._open()
+        conn = await self._open(batch.within or inf)
         try:
             async with asyncio.timeout(batch.within):
                 return await (self._begin(conn, batch) if batch.begin else _alone(conn, batch))

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from math import inf
 from typing import Any, NoReturn, TypeVar
 
 import psycopg
@@ -101,7 +102,7 @@ class Session:
         self._working: Connection | None = None
         self._stopped = False
         self._stopping = threading.Lock()
-        #: Seconds that connecting may take, where the DSN does not say; libpq takes at least two.
+        #: Seconds that connecting to a host may take, where the DSN does not say.
         self.connect_timeout = 10.0
         self._wake = threading.Event()
 
@@ -157,7 +158,7 @@ class Session:
                 with self._stoppable(conn) if step.begin else nullcontext():
                     return self._batch(conn, step)
             case Batch():
-                conn = self._open()
+                conn = self._open(step.within or inf)
                 with time_limit(conn, step.within):
                     return self._batch(conn, step)
             case Work():
@@ -181,23 +182,23 @@ class Session:
                     self._wake.clear()
             case Run(function):
                 return function()
-            case Reopen():
+            case Reopen(within):
                 self.close()
-                self._open()
+                self._open(within)
         return None
 
-    def _open(self) -> Connection:
+    def _open(self, within: float = inf) -> Connection:
         if self._conn is None or self._conn.closed:
             self._transaction = None
             self._cursors = []
             try:
-                self._conn = self._connect()
+                self._conn = self._connect(min(self.connect_timeout, within))
             except psycopg.Error as error:
                 report(error, lost=True)
         return self._conn
 
-    def _connect(self) -> Connection:
-        timeout = max(2, round(self.connect_timeout))
+    def _connect(self, within: float) -> Connection:
+        timeout = max(2, round(within))  # libpq takes at least two
         conn = self._new(timeout)
         try:
             with time_limit(conn, timeout):

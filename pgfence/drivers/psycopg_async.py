@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from typing import Any, TypeVar
 
 import psycopg
@@ -54,12 +55,12 @@ class Session(AsyncSession):
         except psycopg.Error as error:
             report(error, lost=self._conn is None or self._conn.closed)
 
-    async def _open(self) -> Connection:
+    async def _open(self, within: float = inf) -> Connection:
         if self._conn is None or self._conn.closed:
             self._close()
             # psycopg loses sight of a connection that is cancelled while it is made, and the server
             # waits a minute for it.
-            connecting = uncut(self._connect())
+            connecting = uncut(self._connect(min(self.connect_timeout, within)))
             try:
                 self._conn = await asyncio.shield(connecting)
             except psycopg.Error as error:
@@ -69,8 +70,8 @@ class Session(AsyncSession):
                 raise
         return self._conn
 
-    async def _connect(self) -> Connection:
-        timeout = max(2, round(self.connect_timeout))
+    async def _connect(self, within: float) -> Connection:
+        timeout = max(2, round(within))
         conn = await self._new(timeout)
         try:
             async with _time_limit(conn, timeout):
@@ -115,7 +116,7 @@ class Session(AsyncSession):
         )
 
     async def _batch(self, batch: Batch) -> list[list[Row]]:
-        conn = await self._open()
+        conn = await self._open(batch.within or inf)
         # A Transaction and no BEGIN of our own: psycopg then refuses commit() and rollback() of the
         # work function. In pipeline mode entering and leaving it only queue the commands.
         transaction = psycopg.AsyncTransaction(conn)

@@ -91,6 +91,10 @@ def fence(request: pytest.FixtureRequest, served: Database) -> Callable[[], Any]
     return connect
 
 
+def one_step(step: protocol.Step) -> protocol.Steps[None]:
+    yield step
+
+
 def count(database: Database, query: LiteralString) -> int:
     row = database.watcher.execute(query).fetchone()
     assert row is not None
@@ -686,6 +690,29 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(
     asyncio.run(main())
 
 
+def test_connecting_takes_no_longer_than_what_it_is_for(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But two seconds, as libpq has it."""
+    limits: list[float] = []
+
+    async def new(_: AsyncSession, timeout: float) -> Any:
+        limits.append(timeout)
+        raise {"psycopg": psycopg, "asyncpg": asyncpg}[driver].InterfaceError("silence")
+
+    async def main() -> None:
+        session: AsyncSession = SESSIONS[driver]("", prepare_threshold=5)
+        steps: list[protocol.Step] = [protocol.Batch((), within=7)]
+        steps += [protocol.Reopen(4), protocol.Reopen(1), protocol.Reopen()]
+        for step in steps:
+            with pytest.raises(protocol.Failed, match="silence"):
+                await session.run(one_step(step))
+
+    monkeypatch.setattr(SESSIONS[driver], "_new", new)
+    asyncio.run(main())
+    assert limits == [7, 4, 2, 10]
+
+
 def test_a_listen_that_is_not_answered_is_a_connection_lost(
     database: Database, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -693,13 +720,10 @@ def test_a_listen_that_is_not_answered_is_a_connection_lost(
         for constant in ("SHORTEST_CALL", "CANCEL"):
             monkeypatch.setattr(module, constant, 0.1)
 
-    def steps() -> protocol.Steps[None]:
-        yield protocol.Listen("silence")
-
     async def main(dsn: str) -> None:
         session: AsyncSession = SESSIONS[driver](dsn, prepare_threshold=5)
         with pytest.raises(protocol.Failed, match="no answer") as caught:
-            await asyncio.wait_for(session.run(steps()), PATIENCE)
+            await asyncio.wait_for(session.run(one_step(protocol.Listen("silence"))), PATIENCE)
         assert caught.value.lost
 
     with proxy_to(database.dsn("worker_a")) as proxy:

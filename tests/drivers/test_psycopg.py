@@ -36,6 +36,10 @@ def fence(database: Database, keys: Keys) -> Iterator[pgfence.Fence]:
         yield fence
 
 
+def one_step(step: protocol.Step) -> protocol.Steps[None]:
+    yield step
+
+
 def receipts(database: Database) -> int:
     row = database.connect().execute("select count(*) from pgfence.receipts").fetchone()
     assert row is not None
@@ -293,20 +297,35 @@ def test_a_call_that_takes_too_long_is_cancelled_in_the_server(
     session.close()
 
 
+def test_connecting_takes_no_longer_than_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But two seconds, as libpq has it."""
+    limits: list[int] = []
+
+    def new(_: Session, timeout: int) -> Any:
+        limits.append(timeout)
+        raise psycopg.OperationalError("silence")
+
+    monkeypatch.setattr(Session, "_new", new)
+    session = Session("", prepare_threshold=5)
+    steps = protocol.Batch((), within=7), protocol.Reopen(4), protocol.Reopen(1), protocol.Reopen()
+    for step in steps:
+        with pytest.raises(protocol.Failed, match="silence"):
+            session.run(one_step(step))
+    assert limits == [7, 4, 2, 10]
+
+
 def test_a_listen_that_is_not_answered_is_a_connection_lost(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for constant in ("SHORTEST_CALL", "CANCEL"):
         monkeypatch.setattr(driver, constant, 0.1)
 
-    def steps() -> protocol.Steps[None]:
-        yield protocol.Listen("silence")
-
     with proxy_to(database.dsn("worker_a")) as proxy:
         session = Session(proxy.dsn, prepare_threshold=5)
         proxy.freeze_at(b"silence")
+        listening = one_step(protocol.Listen("silence"))
         with pytest.raises(protocol.Failed, match="no answer within") as caught:
-            in_background(lambda: session.run(steps())).result(PATIENCE)
+            in_background(lambda: session.run(listening)).result(PATIENCE)
     assert caught.value.lost
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pgfence import errors
 from pgfence.client import acquiring, proofs, protocol
+from pgfence.client.database import Pool
 from pgfence.model.grant import Grant, operation_root
 from tests.unit.test_protocol import Script, answer
 
@@ -42,3 +44,8 @@ def test_r13_a_first_proof_that_nobody_signs_is_a_timeout(monkeypatch: pytest.Mo
     with pytest.raises(errors.AcquireTimeoutError, match=r"invoice/1 .* signed the status proof"):
         script.run(steps)
     assert script.now == GRANT.ttl_ms / 3000
+
+
+def test_a_long_lease_waits_no_longer_than_others_for_a_connection() -> None:
+    pool = Pool(lambda: cast(Any, SimpleNamespace()))
+    assert [pool.session(seconds).connect_timeout for seconds in (3.0, 20.0)] == [3.0, 10.0]

@@ -179,6 +179,15 @@ def test_a_registry_that_stays_away_ends_the_attempt_and_withdraws() -> None:
     assert script.now <= REQUEST.ttl_ms / 1000
 
 
+def test_a_new_connection_gets_no_more_than_is_left_of_the_timeout() -> None:
+    """But a second, as the withdrawal does that comes after it."""
+    script = Script(*[LOST] * 7, WITHDRAWN)
+    with pytest.raises(errors.AcquireTimeoutError, match="server closed the connection"):
+        script.run(protocol.acquire(REQUEST._replace(ttl_ms=60_000), 3.0, script.clock))
+    reopened = [step.within for step in script.steps if isinstance(step, Reopen)]
+    assert reopened == pytest.approx([2.95, 2.85, 2.65, 2.25, 1.45, 1.0, 1.0])
+
+
 @pytest.mark.parametrize("sqlstate", ["57014", "55P03", "40001", "40P01"])
 def test_a_request_that_waited_too_long_for_the_old_owner_s_transaction_is_asked_again(
     sqlstate: str,
@@ -595,7 +604,7 @@ def test_what_only_reads_goes_on_over_a_new_connection_and_does_not_wait_for_eve
     script = Script(LOST, [[]])
     script.run(protocol.position("invoice/1", 2.0))
     assert script.names() == ["position", "Reopen", "position"]
-    assert [step.within for step in script.steps if isinstance(step, Batch)] == [2.0, 2.0]
+    assert [step.within for step in script.steps if isinstance(step, Batch | Reopen)] == [2.0] * 3
     script = Script([[]])
     script.run(protocol.operation_receipts("invoice/1", REQUEST.operation_root, 0))
     (asked,) = script.steps

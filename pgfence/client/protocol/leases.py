@@ -197,7 +197,7 @@ def acquire(
     while True:
         try:
             if silent_since < inf:
-                yield Reopen()
+                yield Reopen(limit(until - clock()))
                 waiting.reconnected()
             answer = yield from ask(request(wanted), clock, limit(until - clock()))
             silent_since, pause, why = inf, _FIRST_PAUSE, answer.reason
@@ -235,7 +235,7 @@ def acquire(
                 continue
         with suppress(Failed):
             if silent_since < inf:
-                yield Reopen()
+                yield Reopen(SHORTEST_CALL)
             yield from give_up(wanted.request_id, clock)
         if standing() is Standing.LOST:
             raise errors.ClaimLostError(

@@ -58,4 +58,4 @@ def _read(call: Call, within: float = LONGEST_CALL) -> Steps[Sequence[Row]]:
         found: Sequence[Row] = rows
         return found
 
-    return (yield from reopening(ask))
+    return (yield from reopening(ask, within))

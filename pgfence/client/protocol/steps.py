@@ -17,13 +17,14 @@ Listen(channel)       LISTEN, within SHORTEST_CALL. Reply: whether notifications
 Wait(seconds)         until a notification comes, or so long
 Sleep(seconds)        so long, or until the caller has a reason to wake up
 Run(function)         call it: it may wait for a lock service, so a task leaves it to a thread
-Reopen()              a new connection in place of a lost one
+Reopen(within)        a new connection in place of a lost one
 On(session, steps)    carry out steps on another session, that of the other database where the
                       registry is not the resource's; reply: their result
 """
 
 from collections.abc import Callable, Generator, Sequence
 from enum import StrEnum
+from math import inf
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from pgfence import errors
@@ -55,7 +56,8 @@ class Batch(NamedTuple):
     """Calls that need not wait for each other.
 
     When they take longer than `within` seconds they are cancelled (SQLSTATE 57014), and when the
-    server does not answer to that either, the connection is lost. Calls with `begin` and without
+    server does not answer to that either, the connection is lost. Connecting first, where it must
+    be, may take as long again. Calls with `begin` and without
     `within` take as long as it needs, until the session's `stop_work`.
     """
 
@@ -101,7 +103,9 @@ class Run(NamedTuple):
 
 
 class Reopen(NamedTuple):
-    """Replace a lost connection."""
+    """Replace a lost connection, within so many seconds or what the session has for connecting."""
+
+    within: float = inf
 
 
 class On(NamedTuple):
@@ -180,15 +184,15 @@ def rows_of(call: Call) -> Steps[Sequence[Row]]:
     return found
 
 
-def reopening(steps: Callable[[], Steps[_T]]) -> Steps[_T]:
-    """Take steps, and once more on a new connection if the old one was lost."""
+def reopening(steps: Callable[[], Steps[_T]], within: float = inf) -> Steps[_T]:
+    """Take steps, and once more on a new connection if the old one was lost; see `Reopen`."""
     try:
         try:
             return (yield from steps())
         except Failed as failed:
             if not failed.lost:
                 raise
-        yield Reopen()
+        yield Reopen(within)
         return (yield from steps())
     except Failed as failed:
         failed.rethrow()
