@@ -12,6 +12,7 @@ the first was lost). The service keeps no state for that and asks nobody: the tr
 it writes shows the grant to PostgreSQL. It logs in as the worker's workload.
 
 200: settled, by this request or by one before it. 409: refused, the body says why and what to do.
+422: no page or segment has that number.
 """
 
 import os
@@ -20,7 +21,7 @@ from contextlib import asynccontextmanager
 from datetime import date
 from typing import Annotated
 
-from fastapi import FastAPI, Header, Request
+from fastapi import FastAPI, Header, Path, Request
 from fastapi.responses import JSONResponse
 from sqlalchemy import ForeignKey, create_engine, literal_column, select
 from sqlalchemy.engine import make_url
@@ -30,6 +31,7 @@ import pgfence
 from pgfence.errors import translated_errors
 
 PAGE = 200
+LARGEST = 2**53 - 1  # the largest number of a segment
 
 
 class Base(DeclarativeBase):
@@ -73,9 +75,9 @@ def make_app() -> FastAPI:
     @app.post("/invoice-batches/{batch_date}/pages/{page}")
     def settle_page(
         batch_date: date,
-        page: int,
+        page: Annotated[int, Path(ge=1, le=LARGEST)],
         pgfence_grant: Annotated[str, Header()],
-        pgfence_segment: Annotated[int, Header(ge=1)],
+        pgfence_segment: Annotated[int, Header(ge=1, le=LARGEST)],
     ) -> dict[str, str | None]:
         """Settle one page of a batch."""
         payload = {"batch_date": batch_date.isoformat(), "page": page}
@@ -89,6 +91,7 @@ def make_app() -> FastAPI:
 
     @app.exception_handler(pgfence.RefusedError)
     @app.exception_handler(pgfence.LeaseEndedError)
+    @app.exception_handler(pgfence.NotAdmittedError)  # the grant is good, for another batch
     def refused(_: Request, error: pgfence.PgfenceError) -> JSONResponse:
         """Nothing was written."""
         name = error.code.name if error.code else type(error).__name__

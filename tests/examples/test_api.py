@@ -93,3 +93,19 @@ def test_an_endpoint_that_forgot_the_fence_could_not_write(invoices: Database) -
 def test_what_is_no_grant_is_refused(post: Post) -> None:
     status, body = post(1, "v4.public.none")
     assert (status, body["error"]) == (409, "MALFORMED")
+
+
+@pytest.mark.rule("R23")
+def test_a_grant_for_another_batch_is_refused(invoices: Database, keys: Keys, post: Post) -> None:
+    """The segment is admitted, and the guard stops the rows."""
+    token = Worker.login(invoices, keys, "worker_a").acquire("invoice-batch/2026-07-18").token
+    status, body = post(1, token)
+    assert (status, body["error"]) == (409, "NOT_ADMITTED")
+    assert body["next_step"]
+    assert settled(invoices) == [(None, 500)]
+    assert receipts(invoices) == []
+
+
+def test_what_can_be_no_page_or_segment_is_the_caller_s_mistake(post: Post) -> None:
+    for page, segment in ((0, 1), (2**70, 1), (2**53, 1), (1, 2**63), (1, 2**53), (1, -1)):
+        assert post(page, "v4.public.none", segment)[0] == 422, (page, segment)
