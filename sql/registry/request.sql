@@ -58,10 +58,14 @@ begin
         if v_answer.state in ('HELD', 'SIGNING') and v_grant.issuer_epoch < v_epoch_floor then
             v_answer := pgfence_registry._revoked(v_answer);
         end if;
-        -- A lease that ended before anybody signed the grant was nobody's: decide once more.
-        if v_grant.token is not null or v_answer.state <> 'EXPIRED' then
+        -- A lease that ended before anybody signed the grant was nobody's, also when another request
+        -- came after it: back to the place in the queue.
+        if v_grant.token is not null or v_answer.state not in ('EXPIRED', 'SUPERSEDED') then
             return v_answer;
         end if;
+        update pgfence_registry.requests as r set state = 'WAITING', lease = null
+         where r.workload = v_caller and r.request_id = p_request_id
+        returning r.* into strict v_request;
     elsif v_request.state = 'WITHDRAWN' then
         v_answer.state := 'WITHDRAWN';
         v_answer.request_id := p_request_id;

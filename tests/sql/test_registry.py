@@ -455,6 +455,25 @@ def test_r53_grant_whose_lease_ended_before_it_was_signed_is_decided_again(
     assert grant_of(worker.ask(RESOURCE, "request-1").token).fence_token == again.fence_token
 
 
+def test_r36_waiter_whose_unsigned_grant_ended_is_before_those_that_came_after_it(
+    worker: Worker, rival: Worker, database: Database
+) -> None:
+    answer = worker.ask(RESOURCE, "first")
+    assert rival.ask(RESOURCE, "second").state == "WAIT"
+    end_lease(database, answer.lease)
+    overtaking = rival.acquire(RESOURCE, "second")
+    assert worker.ask(RESOURCE, "first").state == "WAIT"
+    assert rival.ask(RESOURCE, "third").state == "WAIT"
+    rival.release(overtaking.lease)
+    assert rival.ask(RESOURCE, "third").reason == "another request is before this one"
+    again = worker.acquire(RESOURCE, "first")
+    assert again.fence_token == overtaking.fence_token + 1
+    # A grant that was signed is over for good.
+    end_lease(database, again.lease)
+    rival.acquire(RESOURCE, "third")
+    assert worker.ask(RESOURCE, "first").state == "SUPERSEDED"
+
+
 def test_r53_renewing_and_releasing_work_while_no_registry_process_runs(worker: Worker) -> None:
     held = worker.acquire(RESOURCE)
     assert worker.renew(held.lease).state == "HELD"

@@ -123,6 +123,18 @@ def test_r37_a_lease_of_before_a_pause_is_over_when_the_resource_is_resumed(
     assert dba.call(RESUME, [RESOURCE, 0]).above == base
 
 
+@pytest.mark.rule("R34", "R37")
+def test_r34_a_grant_that_nobody_had_signed_before_a_resume_is_decided_again(
+    database: Database, worker: Worker, dba: Worker
+) -> None:
+    unsigned = worker.ask(RESOURCE, "unsigned")
+    pause(database)
+    assert dba.call(RESUME, [RESOURCE, 0]).above == unsigned.fence_token
+    decided = worker.acquire(RESOURCE, "unsigned")
+    assert decided.fence_token == unsigned.fence_token + 1
+    assert worker.apply(decided.token, 1).verdict == "ACCEPTED"
+
+
 @pytest.mark.rule("R14", "R37")
 def test_r37_resumed_fences_begin_no_higher_than_the_policy_lets_them_jump(
     database: Database, worker: Worker, dba: Worker
