@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from pgfence.client.protocol import (
     Wait,
     Work,
 )
+from pgfence.coordinators.protocol import Standing
 from pgfence.model.lease import Ownership, State
 from pgfence.model.verdict import Verdict
 from tests import rotation_cases as rotation
@@ -531,6 +533,20 @@ def test_r35_renewal_comes_at_a_third_of_the_lease_with_jitter() -> None:
     assert all(2.7 <= nap <= 3.0 for nap in naps)
     assert script.ownership.state is State.EXPIRED
     assert script.ownership.reason == "SUPERSEDED"
+
+
+def test_in_doubt_about_the_lock_service_the_end_of_the_last_proof_makes_nobody_busy() -> None:
+    script = Script()
+    script.change(lambda o, now: o.confirmed(now, now, 3.0))
+    proven = protocol.Renewal(lambda _: protocol.ask(Call(""), script.clock), until=1.0)
+    steps = protocol.keep(
+        "lease-1", 3000, script.change, script.clock, lambda: Standing.UNKNOWN, lambda: proven
+    )
+    for step in itertools.islice(steps, 100):
+        assert isinstance(step, Sleep)
+        assert step.seconds >= 0.05
+        script.now += step.seconds
+    assert script.ownership.state is State.EXPIRED
 
 
 def test_r42_one_lost_reply_does_not_kill_a_healthy_owner() -> None:

@@ -276,8 +276,10 @@ def keep(
     while not (ownership := change(Ownership.at)).is_final:
         renewal = next_renewal() if next_renewal else plain
         left = min(ownership.deadline, renewal.until) - clock()
+        # In doubt nothing is renewed, not even a proof that is over: that is no cause to hurry.
+        least = 0.0 if standing() is Standing.HELD else _FIRST_PAUSE
         # Jitter, so that workers that started together do not renew together.
-        yield Sleep(max(0.0, left / 3 * random.uniform(0.9, 1.0)))  # noqa: S311
+        yield Sleep(max(least, left / 3 * random.uniform(0.9, 1.0)))  # noqa: S311
         if standing() is Standing.HELD and not change(Ownership.renewing).is_final:
             yield from _renew(lease, ttl_ms, change, renewal)
 
