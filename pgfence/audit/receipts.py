@@ -15,7 +15,7 @@ select r.resource, r.fence_token, r.segment_seq, o.owner, r.session_role, r.acce
        r.operation_root, encode(r.grant_digest, 'hex') as grant_digest,
        encode(r.payload_digest, 'hex') as payload_digest, encode(r.digest, 'hex') as digest
   from pgfence.receipts as r
-  join pgfence.operations as o on o.resource = r.resource and o.fence_token = r.fence_token
+  left join pgfence.operations as o on o.resource = r.resource and o.fence_token = r.fence_token
  where r.resource = %s
  order by r.fence_token, r.segment_seq
 """
@@ -43,8 +43,8 @@ class AcceptedSegment:
     resource: str
     fence_token: int
     segment_seq: int
-    #: Workload that owned the grant.
-    owner: str
+    #: Workload that owned the grant; None where somebody has deleted its row of operations.
+    owner: str | None
     #: Login role that applied the segment.
     session_role: str
     accepted_at: datetime

@@ -53,7 +53,7 @@ select r.resource, r.fence_token, r.segment_seq, o.owner, r.session_role, r.acce
        r.operation_root, encode(r.grant_digest, 'hex') as grant_digest,
        encode(r.payload_digest, 'hex') as payload_digest, encode(r.digest, 'hex') as digest
   from pgfence.receipts as r
-  join pgfence.operations as o on o.resource = r.resource and o.fence_token = r.fence_token
+  left join pgfence.operations as o on o.resource = r.resource and o.fence_token = r.fence_token
  where r.resource = %(resource)s
  order by r.fence_token desc, r.segment_seq desc limit 1
 """

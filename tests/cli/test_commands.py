@@ -484,6 +484,25 @@ def test_r22_receipts_verify_names_a_resource_whose_fence_is_gone(
     )
 
 
+@pytest.mark.rule("R22")
+def test_r22_who_wrote_is_verified_too(
+    pgfence: Pgfence, database: Database, old_receipts: None
+) -> None:
+    as_owner(database, "update pgfence.operations set owner = 'mallory' where resource = 'a'")
+    said = pgfence("receipts", "verify", "a", on=database, role="auditor")
+    problem = "pgfence.operations does not say of its grant what the grant said"
+    assert said.exit_code == 1
+    assert said.out.splitlines()[0] == f"a: BROKEN at fence 1, segment 1: {problem}"
+
+    delete_without_a_trace(database, {"a": "operations"})
+    assert pgfence("receipts", "verify", "a", on=database, role="auditor").out == said.out
+    shown = pgfence("receipts", "a", "--json", on=database, role="auditor").document
+    assert [r["owner"] for r in shown] == [None] * 6
+    assert "worker_a" in pgfence("receipts", "a", on=database, role="auditor").out
+    last = pgfence("status", "a", "--json", on=database, role="auditor").document
+    assert last["audited"]["last_receipt"] == shown[-1]
+
+
 def delete_without_a_trace(database: Database, gone: dict[str, str]) -> None:
     """What a superuser can: rows of these resources in these tables of pgfence."""
     with psycopg.connect(database.dsn()) as superuser:

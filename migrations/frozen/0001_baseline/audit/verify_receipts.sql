@@ -1,5 +1,5 @@
 -- Walks the hash chain of a resource, over what was pruned and over its receipts, and names the first one
--- that does not fit (R22).
+-- that does not fit (R22), or of which pgfence.operations does not say what its grant said: who wrote it.
 create function pgfence.verify_receipts(p_resource text)
 returns table (
     resource text, receipts bigint, pruned bigint, ok boolean, first_bad_fence bigint, first_bad_segment bigint,
@@ -40,6 +40,25 @@ begin
         if problem is not null then
             first_bad_fence := v_fence.highest_fence;
             first_bad_segment := v_fence.last_segment;
+        end if;
+    end if;
+    if problem is null then
+        -- The digest of the grant is in the chain, and so is whatever its message says.
+        select r.fence_token, r.first_segment into first_bad_fence, first_bad_segment
+          from (select a.fence_token, a.grant_digest, min(a.segment_seq) as first_segment
+                  from pgfence.receipts as a where a.resource = p_resource group by a.fence_token, a.grant_digest) as r
+         where not exists (
+               select from pgfence.operations as o
+                where o.resource = p_resource and o.fence_token = r.fence_token and o.grant_digest = r.grant_digest
+                  and case when pg_catalog.sha256(pg_catalog.convert_to(o.grant_message, 'UTF8')) = o.grant_digest
+                           then o.grant_message::jsonb end
+                      @> pg_catalog.jsonb_build_object(
+                          'resource', o.resource, 'fenceToken', o.fence_token, 'operationRoot', o.operation_root,
+                          'continuesRoot', o.continues_root, 'operationClass', o.operation_class, 'owner', o.owner,
+                          'lease', o.lease, 'requestId', o.request_id, 'issuedAt', o.issued_at))
+         order by r.fence_token, r.first_segment limit 1;
+        if found then
+            problem := 'pgfence.operations does not say of its grant what the grant said';
         end if;
     end if;
     ok := problem is null;
