@@ -82,6 +82,13 @@ def _print(out: Console, found: audit.Status) -> None:
             ["workload", "operation", "request", "since"],
             [[w.workload, w.operation_class, w.request_id, w.asked_at] for w in audited.waiters],
         )
+    if audited.held_up_by:
+        out.print("they wait for the transaction of")
+        print_table(
+            out,
+            ["session", "role", "since"],
+            [["prepared" if s.pid is None else s.pid, s.role, s.since] for s in audited.held_up_by],
+        )
     if audited.refusals:
         out.print("refused last")
         print_table(

@@ -130,6 +130,8 @@ def test_a_waiter_that_is_blocked_is_shown_and_so_is_the_session_that_it_waits_f
     (session,) = document["audited"]["held_up_by"]
     assert session.pop("since")
     assert session == {"pid": a.pid, "role": "worker_a"}
+    said = pgfence("status", BATCH, on=database, role="auditor")
+    assert re.search(rf"\| +{a.pid} \| worker_a \| 20", said.out)
     (query,) = (b.text for b in blocks(ROOT / "docs/operations.md") if "_blocking_pids" in b.text)
     found = database.connect("auditor").execute(query.encode()).fetchall()
     assert found == [(a.pid, "worker_a", "pgfence.fences", b.pid, [])]
