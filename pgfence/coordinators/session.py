@@ -12,8 +12,9 @@ from pgfence.errors import ClaimLostError, LockServiceError
 
 _log = logging.getLogger("pgfence.coordinators")
 
-#: Seconds between two attempts to reach a lock service that does not answer.
-_PAUSE = 0.1
+#: Seconds between two attempts to reach a lock service that does not answer: doubled each time, and
+#: no more than a part of what the session lasts.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Session(ABC):
@@ -102,7 +103,7 @@ class Session(ABC):
                 changed()
 
     def _keep(self) -> None:
-        pause = self.ttl / 3
+        pause, failing = self.ttl / 3, False
         while True:
             wait = min(pause, self._deadline - monotonic(), threading.TIMEOUT_MAX)
             self._awake.wait(max(0.0, wait))
@@ -120,13 +121,16 @@ class Session(ABC):
                     return  # whoever stopped it has closed what it asks with
                 if not isinstance(error, LockServiceError):
                     raise
-                _log.warning("keeping the session alive failed: %s", error)
+                if failing:
+                    pause = min(2 * pause, _LONGEST_PAUSE, self.ttl / 10)
+                else:
+                    pause, failing = _FIRST_PAUSE, True
+                    _log.warning("keeping the session alive failed: %s", error)
                 self._doubted = True
                 self._tell()
-                pause = _PAUSE
             else:
                 if seconds is None:
                     self.end()
                     return
                 self._confirm(asked_at, seconds)
-                pause = seconds / 3
+                pause, failing = seconds / 3, False

@@ -107,6 +107,36 @@ def test_session_of_any_length_is_kept() -> None:
     session._keeper.join()
 
 
+def test_session_that_cannot_be_kept_says_so_once_and_asks_ever_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Until it was answered: what fails then is news."""
+    waits: list[float] = []
+
+    class Impatient(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return True
+
+    class Failing(Session):
+        answers = [False] * 6 + [True, False, False]
+
+        def _prolong(self) -> float | None:
+            if not self.answers:
+                return None
+            if self.answers.pop(0):
+                return self.ttl
+            raise LockServiceError("cut")
+
+    session = Failing(600.0)
+    session._awake = Impatient()
+    session.begin(monotonic())
+    session._keeper.join(PATIENCE)
+    assert waits == [200.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 200.0, 0.1, 0.2]
+    said = [record.message for record in caplog.records]
+    assert said.count("keeping the session alive failed: cut") == 2
+
+
 @pytest.mark.parametrize("error", [RuntimeError("it has been closed"), LockServiceError("cut")])
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "not stopped"])
 def test_session_that_is_stopped_while_it_asks_ends_without_a_word(
