@@ -123,7 +123,7 @@ class Connection:
             raise LockServiceError(f"zookeeper does not answer within {_CONNECT:.0f} s")
 
     def close(self) -> None:
-        """End the session; without waiting for an ensemble that does not answer."""
+        """End the session; an ensemble that does not answer is waited for as for any answer."""
 
         def close() -> None:
             with suppress(Exception):
@@ -131,10 +131,12 @@ class Connection:
             with suppress(Exception):
                 self._client.close()
 
+        # kazoo says that it is connected until two thirds of the session have passed in silence,
+        # and waits for as long.
+        closing = threading.Thread(target=close, name="pgfence zookeeper", daemon=True)
+        closing.start()
         if self._client.connected:
-            close()
-        else:
-            threading.Thread(target=close, name="pgfence zookeeper", daemon=True).start()
+            closing.join(_ANSWER)
 
     def ask(self, question: str, *arguments: Any, within: float = _ANSWER, **more: Any) -> Any:
         """One question of kazoo's, by its name. Raises `LockServiceError`, and what kazoo raises

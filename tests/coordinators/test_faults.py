@@ -22,9 +22,9 @@ from pgfence.cli import app
 from pgfence.coordinators.zookeeper import Connection
 from pgfence.model.lease import State
 from tests.coordinators.conftest import KINDS, RESOURCE, Coordinated
-from tests.coordinators.servers import Etcd, Redis, ZooKeeper
+from tests.coordinators.servers import Etcd, Redis, Servers, ZooKeeper
 from tests.coordinators.way import ways_to
-from tests.support import wait_until
+from tests.support import PATIENCE, wait_until
 from tests.workers import grant_of
 
 ACQUISITIONS = int(os.environ.get("PGFENCE_ACQUISITIONS", "12"))
@@ -256,6 +256,25 @@ def test_r36_zookeeper_s_waiter_goes_on_though_an_operator_deletes_the_resource_
     with coordinate("zookeeper") as coordinated:
         assert coordinated.hold_once("worker_a", RESOURCE, timeout=60) == 1
         assert deleted == [coordinated.place(RESOURCE)]
+
+
+@pytest.mark.rule("R36")
+@pytest.mark.parametrize("answers", [False, True])
+def test_r36_closing_waits_for_no_zookeeper_that_does_not_answer(
+    running_servers: Callable[[str], Servers], monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """kazoo waits until it says itself that it is not connected any more."""
+    with ways_to(running_servers("zookeeper")) as (url, ways):
+        connection = Connection(url, 60.0)
+        connection.open()
+        if answers:
+            monkeypatch.setattr("pgfence.coordinators.zookeeper._ANSWER", PATIENCE)
+        else:
+            monkeypatch.setattr("pgfence.coordinators.zookeeper._ANSWER", 0.2)
+            for way in ways:
+                way.partition()
+        connection.close()
+        assert connection._client.connected is not answers
 
 
 @pytest.mark.rule("R35", "R40")
