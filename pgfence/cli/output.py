@@ -234,6 +234,11 @@ def told(
         raise  # whoever reads us has stopped, and typer knows what to do
     except OSError as error:
         fail(refused, f"a file or an output cannot be used: {error}")
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            raise
+        # Which one is not said: it may be a DSN with a password.
+        fail(USAGE, "an argument, or a variable of the environment, is not in UTF-8")
 
 
 def _fail_with(error: psycopg.Error, unreachable: int, refused: int, needs: str | None) -> NoReturn:

@@ -950,3 +950,21 @@ def test_json_keys_of_the_manual_are_those_of_the_documents(
         keys = re.findall(r'"(\w+)":', json.dumps(document))
         (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", MANUAL, re.MULTILINE)
         assert list(dict.fromkeys(re.findall(r"`(\w+)`", row))) == list(dict.fromkeys(keys))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["policy", "set", "a\udcffb"],
+        ["rollout", "enforce", "a\udcffb", "--yes"],
+        ["resume", "a\udcffb"],
+        ["workload", "list", "--dsn", "postgresql://dba:secret\udcff@localhost/billing"],
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_a_usage_error_and_not_repeated(
+    pgfence: Pgfence, database: Database, arguments: list[str]
+) -> None:
+    """Python passes such a byte on as half of a surrogate pair."""
+    said = pgfence(*arguments, on=database)
+    assert said.exit_code == 2
+    assert said.err == ("pgfence: an argument, or a variable of the environment, is not in UTF-8\n")
