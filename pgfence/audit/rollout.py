@@ -51,7 +51,20 @@ select verdict, reason, resource, owner, session_role, written_table as "table",
 """
 # Whatever was let through before this snapshot has a transaction ID below its xmax.
 _NEXT_TRANSACTION = "select pg_snapshot_xmax(pg_current_snapshot())::text"
-_ENDED_BEFORE = "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
+# A snapshot has the transactions of all databases. Whoever has an ID holds the lock on it, which
+# everybody may see, until after the end; one without is only about to take it. So what cannot be
+# shown to be another database's is taken for one of ours.
+_ENDED_BEFORE = """
+select not exists (
+    select from pg_snapshot_xip(pg_current_snapshot()) as t (xid)
+     where t.xid < %s::xid8
+       and not exists (select from pg_locks as l join pg_stat_activity as a on a.pid = l.pid
+                         join pg_database as d on d.oid = a.datid
+                        where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock'
+                          and l.transactionid = t.xid::xid and d.datname <> current_database())
+       and not exists (select from pg_prepared_xacts as p
+                        where p.transaction = t.xid::xid and p.database <> current_database()))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +156,6 @@ def next_transaction(conn: Connection) -> str:
 
 
 def have_ended(conn: Connection, before: str) -> bool:
-    """Whether all transactions with an ID below `before` have ended."""
+    """Whether all transactions of this database with an ID below `before` have ended."""
     row = conn.execute(_ENDED_BEFORE, (before,)).fetchone()
     return row is not None and bool(row[0])

@@ -99,6 +99,36 @@ def test_r29_enforce_waits_for_what_was_let_through(pgfence: Pgfence, tried_out:
     assert said.document["evidence"]["entry"]["mode"] == "ENFORCED"
 
 
+def test_r29_enforce_waits_for_what_was_let_through_and_prepared(
+    pgfence: Pgfence, tried_out: Database
+) -> None:
+    writer = tried_out.connect("worker_b", autocommit=False)
+    writer.tpc_begin(f"enforce {tried_out.name}")
+    run(writer, "update invoices set amount = 12")
+    writer.tpc_prepare()
+    try:
+        said = pgfence("rollout", "enforce", BATCH, "--yes", "--wait", 0, "--json", on=tried_out)
+        assert (said.exit_code, said.document["ended"]) == (1, False)
+    finally:
+        writer.tpc_rollback()
+
+
+def test_r29_enforce_does_not_wait_for_other_databases(
+    pgfence: Pgfence, tried_out: Database, empty_database: Database
+) -> None:
+    """Nor need it see what the sessions of others do."""
+    others = [empty_database.connect(autocommit=False) for _ in range(2)]
+    others[1].tpc_begin(f"enforce {empty_database.name}")
+    for other in others:
+        other.execute("select pg_current_xact_id()")
+    others[1].tpc_prepare()
+    try:
+        said = pgfence("rollout", "enforce", BATCH, "--yes", "--wait", 10, "--json", on=tried_out)
+        assert (said.exit_code, said.document["ended"]) == (0, True)
+    finally:
+        others[1].tpc_rollback()
+
+
 def test_r29_enforce_of_a_narrower_prefix_shows_what_may_have_been_of_it(
     pgfence: Pgfence, tried_out: Database
 ) -> None:
