@@ -174,9 +174,10 @@ class AsyncFence(BaseFence[AsyncSession]):
             timeout,
             acknowledged,
         )
+        until = moment(timeout)
         lease = await AsyncLease.acquire(self._database, wanted, timeout)
         try:
-            await lease.take_over()
+            await lease.take_over(until)
             yield lease
         finally:
             try:

@@ -99,10 +99,10 @@ class AsyncLease(BaseLease[AsyncSession]):
             raise
         return cls(database, acquired, session)
 
-    async def take_over(self) -> None:
+    async def take_over(self, until: float = inf) -> None:
         """As `Lease.take_over`."""
         async with self._one_at_a_time():
-            await self._work_session.run(self._take_over())
+            await self._work_session.run(self._take_over(until))
 
     async def wait_held(self, timeout: float | None = None) -> None:
         """As `Lease.wait_held`."""

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Generic
 
 from pgfence import errors, observe
@@ -486,31 +486,38 @@ class BaseLease(Generic[S]):
         finally:
             session.connect_timeout = usual
 
-    def _advance(self) -> Steps[Verdict]:
+    def _advance(self, until: float = inf) -> Steps[Verdict]:
         """Raise the fence without writing; see `Lease.advance`."""
         self.check()
-        verdict = yield from protocol.advance(
-            self.token, self._must_stop, shown.token if (shown := self.shown) else None
-        )
+        proof = shown.token if (shown := self.shown) else None
+        verdict = yield from protocol.advance(self.token, self._must_stop, monotonic, proof, until)
         yield from self._learn_from(verdict)
         return verdict.require()
 
-    def _take_over(self) -> Steps[None]:
+    def _take_over(self, until: float = inf) -> Steps[None]:
         """With the registry elsewhere: advance, so that what is read from here on cannot change
         any more (R21). Waits for a transaction of the old owner; the lease is renewed meanwhile.
+
+        Raises `AcquireTimeoutError` when it has waited until then.
         """
         if self._proofs is None:
             return
-        for attempt in range(_ATTEMPTS):
+        attempts = 0
+        while True:
             try:
-                yield from self._advance()
-            except (errors.StaleStatusError, errors.RebindRequiredError):
-                if attempt == _ATTEMPTS - 1:
+                yield from self._advance(until)
+            except errors.AcquireTimeoutError:
+                if monotonic() >= until:
                     raise
-                while self.state is State.OWNERSHIP_UNKNOWN:
-                    yield Sleep(_LOOK)
+            except (errors.StaleStatusError, errors.RebindRequiredError):
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise
             else:
                 return
+            yield Sleep(_LOOK)
+            while self.state is State.OWNERSHIP_UNKNOWN:
+                yield Sleep(_LOOK)
 
     def _keep(self) -> Steps[None]:
         """Renew until the lease is over."""

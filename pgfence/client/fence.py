@@ -154,6 +154,9 @@ class Fence(BaseFence[Session], Generic[Tx]):
         receipts of the resource that the caller has kept; what this `Fence` has seen itself it
         remembers.
 
+        With the registry elsewhere the `timeout` is also for what the new owner waits for then, the
+        open transaction of an earlier one; a second is given to it at least (docs/registry.md).
+
         With a lock service the resource is waited for there, and the lease ends no later than this
         process's session there.
 
@@ -188,9 +191,10 @@ class Fence(BaseFence[Session], Generic[Tx]):
             timeout,
             acknowledged,
         )
+        until = moment(timeout)
         lease: Lease[Tx] = Lease.acquire(self._database, wanted, timeout)
         try:
-            lease.take_over()
+            lease.take_over(until)
             yield lease
         finally:
             try:

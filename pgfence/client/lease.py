@@ -91,10 +91,13 @@ class Lease(BaseLease[Session], Generic[Tx]):
             raise
         return cls(database, acquired, session)
 
-    def take_over(self) -> None:
-        """Raise the fence where the registry is elsewhere; `Fence.hold` has done it (R21)."""
+    def take_over(self, until: float = inf) -> None:
+        """Raise the fence where the registry is elsewhere; `Fence.hold` has done it (R21).
+
+        Raises `AcquireTimeoutError` when the clock reaches `until` meanwhile.
+        """
         with self._one_at_a_time():
-            self._work_session.run(self._take_over())
+            self._work_session.run(self._take_over(until))
 
     def wait_held(self, timeout: float | None = None) -> None:
         """Wait while ownership is unknown, until the registry confirms it.

@@ -12,8 +12,9 @@ import pytest
 from pgfence import Coordinates, State, errors
 from pgfence.client.base import BaseLease
 from pgfence.client.protocol import Steps
+from pgfence.client.protocol import segments as calls
 from tests import rotation_cases as rotation
-from tests.conformance.conftest import RESOURCE, SETTLE, Connect, states
+from tests.conformance.conftest import RESOURCE, SETTLE, Connect, count, states
 from tests.conformance.drivers import Driver, Lease
 from tests.conformance.test_hold import wait_for_state
 from tests.proxy import proxy_to
@@ -39,6 +40,27 @@ def test_r21_a_new_owner_has_raised_the_fence_before_it_can_read(
     with connect().hold(RESOURCE, operation="settle") as lease:
         row = fence_row(served, RESOURCE)
         assert (row.highest_fence, row.last_segment) == (lease.fence_token, 0)
+
+
+def test_r21_an_owner_that_waits_too_long_for_an_earlier_one_s_transaction_gives_the_lease_back(
+    connect: Connect, served: Database, registered: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "limit", lambda _: 0.2)
+    held = "select count(*) from pgfence_registry.grants where state = 'HELD'"
+    fence = connect()
+    with served.connect("worker_a", autocommit=False) as earlier:
+        with fence.hold(RESOURCE, operation="settle") as lease:
+            proof = lease.shown.token
+            earlier.execute("select pgfence.fenced_apply(%s, 1, 'one', %s)", [lease.token, proof])
+        with (
+            pytest.raises(errors.AcquireTimeoutError, match="transactions of earlier owners"),
+            fence.hold(RESOURCE, operation="settle", timeout=0.5),
+        ):
+            pass
+        assert count(registered, held) == 0
+        earlier.rollback()
+    with fence.hold(RESOURCE, operation="settle", timeout=PATIENCE) as lease:
+        assert lease.fence_token == fence_row(served, RESOURCE).highest_fence
 
 
 def test_r13_r35_segments_are_applied_with_proofs_that_are_renewed(
@@ -103,7 +125,7 @@ def test_r13_a_caller_s_own_transaction_uses_the_proof_of_the_lease(
     assert states(served)[1] == "settled"
 
 
-def _nothing(_: object) -> Steps[None]:
+def _nothing(*_: object) -> Steps[None]:
     yield from ()
 
 

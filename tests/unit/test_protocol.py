@@ -433,7 +433,7 @@ def test_r42_what_did_not_begin_is_not_tried_again_when_the_lease_is_lost(failur
     script = Script(late)
     script.change(lambda o, now: o.confirmed(now, now, 5.0))
     with pytest.raises(errors.LeaseEndedError, match="fence was to be raised"):
-        script.run(protocol.advance("v4.public.x", script.is_lost))
+        script.run(protocol.advance("v4.public.x", script.is_lost, script.clock))
     assert script.names() == ["begin+advance", "Rollback"]
 
 
@@ -605,10 +605,31 @@ def test_release_takes_no_longer_than_the_lease_would_last(ttl_ms: int, seconds:
 def test_r21_advance_is_repeated_when_its_answer_is_lost() -> None:
     row = one(*verdict("ADVANCED"))
     script = Script(row, LOST, row, None)
-    assert script.run(protocol.advance("v4.public.x", script.is_lost)).verdict == "ADVANCED"
+    advance = protocol.advance("v4.public.x", script.is_lost, script.clock)
+    assert script.run(advance).verdict == "ADVANCED"
     assert script.names() == [
         "begin+advance", "Commit", "Rollback", "Reopen", "begin+advance", "Commit",
     ]  # fmt: skip
+
+
+def test_r21_taking_over_waits_for_an_earlier_owner_s_transaction_until_the_timeout() -> None:
+    """And for a second at least; what is lost then is not waited for again."""
+
+    def silent() -> Failed:
+        script.now = 8.0
+        return LOST
+
+    for reply, within in ((failed("57014"), 7.0), (silent, 7.0)):
+        script = Script(reply)
+        advance = protocol.advance("v4.public.x", script.is_lost, script.clock, None, 7.0)
+        with pytest.raises(errors.AcquireTimeoutError, match="open transactions of earlier owners"):
+            script.run(advance)
+        assert [step.within for step in script.steps if isinstance(step, Batch)] == [within]
+    script = Script(LOST, one(*verdict("ADVANCED")), None)
+    advance = protocol.advance("v4.public.x", script.is_lost, script.clock, None, 0.5)
+    assert script.run(advance).verdict == "ADVANCED"
+    asked = [step.within for step in script.steps if isinstance(step, Batch | Reopen)]
+    assert asked == [1.0, 1.0, 1.0]
 
 
 def test_position_of_an_unknown_resource_is_the_beginning() -> None:

@@ -24,6 +24,7 @@ from pgfence.client.protocol.steps import (
     Row,
     Steps,
     Work,
+    limit,
 )
 from pgfence.model.outcome import Coordinates, Outcome
 from pgfence.model.verdict import Verdict
@@ -32,6 +33,7 @@ _log = logging.getLogger("pgfence.client")
 
 #: The server ended a session that was idle, or a transaction that was open, for too long.
 _ENDED_BY_TIMEOUT = frozenset({"25P03", "25P04"})
+_CANCELLED = "57014"
 _LOST_BEFORE_WORK = "the lease was lost before the work function ran: nothing was written"
 _LOST_IN_ADVANCE = "the lease was lost while the fence was to be raised"
 _LOST_IN_WORK = "the lease was lost while the work function ran: nothing was written"
@@ -286,24 +288,40 @@ def apply_within(segment: Segment, clock: Clock) -> Steps[Verdict]:
     return verdict
 
 
-def advance(token: str, is_lost: Callable[[], bool], proof: str | None = None) -> Steps[Verdict]:
+def advance(
+    token: str,
+    is_lost: Callable[[], bool],
+    clock: Clock,
+    proof: str | None = None,
+    until: float = inf,
+) -> Steps[Verdict]:
     """Raise the fence without a segment (R21). Repeating it is harmless, so lost answers are.
 
-    is_lost: whether the lease is over by now, whose loss stops the wait for the row lock. proof:
-    the status proof, where the registry is in another database. Raises `LeaseEndedError` then.
+    is_lost: whether the lease is over by now; its loss stops the wait for the row lock. proof: the
+    status proof, where the registry is in another database. until: when that wait ends at the
+    latest; it is then for LONGEST_CALL at most, and not stopped meanwhile. Raises
+    `LeaseEndedError`, and `AcquireTimeoutError` when a wait with an end was in vain.
     """
     call = Call("select * from pgfence.advance($1, $2)", (token, proof))
     lost = False
     for attempt in range(ATTEMPTS):
+        asked_at = clock()
+        within = limit(until - asked_at) if until < inf else None
         try:
             if lost:
-                yield Reopen()
-            (rows,) = yield Batch((call,), begin=True)
+                yield Reopen(within or inf)
+            (rows,) = yield Batch((call,), begin=True, within=within)
             yield Commit()
         except Failed as failed:
             yield from _roll_back()
             if is_lost():
                 raise errors.LeaseEndedError(_LOST_IN_ADVANCE) from failed.__cause__
+            silent = failed.lost and within and clock() >= asked_at + within
+            if silent or (within and failed.sqlstate == _CANCELLED):
+                raise errors.AcquireTimeoutError(
+                    "it was granted, and the fence could not be raised in time, for which open "
+                    f"transactions of earlier owners must end: {failed.message}"
+                ) from failed.__cause__
             lost = failed.lost
             if attempt == ATTEMPTS - 1 or not (lost or failed.sqlstate in TRY_AGAIN):
                 failed.rethrow()
