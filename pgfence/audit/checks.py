@@ -1029,7 +1029,18 @@ CHECKS: tuple[Check, ...] = (
              where d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
              union
             select k.relation, k.owner, d.refclassid, d.refobjid
-              from code as k join pg_depend as d on d.classid = k.classid and d.objid = k.objid
+              from code as k
+             cross join lateral (
+                   select k.classid, k.objid
+                    union all
+                   -- the checks of a domain, and the columns of a composite type, hang on it
+                   select 'pg_constraint'::regclass, n.oid
+                     from pg_constraint as n where k.classid = 'pg_type'::regclass and n.contypid = k.objid
+                    union all
+                   select 'pg_class'::regclass, t.typrelid
+                     from pg_type as t where k.classid = 'pg_type'::regclass and t.oid = k.objid and t.typrelid <> 0
+             ) as u
+              join pg_depend as d on d.classid = u.classid and d.objid = u.objid
              where d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
         ), owned as (
             select k.relation, k.owner, k.classid, k.objid, coalesce(p.proowner, t.typowner) as owned_by,
