@@ -230,6 +230,18 @@ _OF_GUARDS = """
     join pg_roles as o on o.oid = c.relowner
 """
 
+#: Protected tables, and those of which foreign keys change rows along with theirs: `columns` alone are
+#: updated, or (null) rows are deleted too. Who refers to such a row has a say in that transaction.
+_CHANGED = f"""changed (protected, relation, columns) as (
+    select c.oid, c.oid, null::smallint[] from {_OF_GUARDS}
+     union
+    select h.protected, k.conrelid, case when h.columns is not null or k.confdeltype <> 'c' then k.conkey end
+      from changed as h
+      join pg_constraint as k on k.confrelid = h.relation and k.contype = 'f'
+       and (h.columns is null or k.confkey && h.columns)
+     where k.confupdtype in ('c', 'n', 'd') or h.columns is null and k.confdeltype in ('c', 'n', 'd')
+)"""
+
 CHECKS: tuple[Check, ...] = (
     # PostgreSQL itself
     Check(
@@ -964,16 +976,18 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "REFERENCES_RIGHT",
         ERROR,
-        "An application role, or everybody, may make foreign keys that refer to a protected table: who "
-        "deletes a row of it, or changes its key, then runs code of theirs, in its own admitted "
-        "transaction. GRANT ALL includes that right.",
+        "An application role, or everybody, may make foreign keys that refer to a protected table, or to one of which a "
+        "foreign key deletes or changes rows along with it: who deletes a row of the protected table, or changes its "
+        "key, then runs code of theirs, in its own admitted transaction. GRANT ALL includes that right.",
         f"""
-        with {_APPLICATION}
-        select c.oid::regclass::text || coalesce('.' || quote_ident(a.attname), '') as object, {_GRANTEE} as grantee,
+        with recursive {_APPLICATION}, {_CHANGED}
+        select distinct c.oid::regclass::text || coalesce('.' || quote_ident(a.attname), '') as object, {_GRANTEE} as grantee,
                o.rolname as owner,
                format('revoke references%s on %s from %s cascade;', ' (' || quote_ident(a.attname) || ')', c.oid::regclass,
                       {_GRANTEE}) as mend
-          from {_OF_GUARDS}
+          from changed as h
+          join pg_class as c on c.oid = h.relation
+          join pg_roles as o on o.oid = c.relowner
          cross join lateral (
              select null::name as attname, t.grantee, t.privilege_type from aclexplode(c.relacl) as t
               union all
@@ -982,6 +996,9 @@ CHECKS: tuple[Check, ...] = (
               where l.attrelid = c.oid and not l.attisdropped
          ) as a
          where a.privilege_type = 'REFERENCES' and a.grantee <> c.relowner and {_FOR_APPLICATIONS}
+           and (h.columns is null or exists (
+                select from pg_index as i
+                 where i.indrelid = c.oid and i.indisunique and i.indkey::smallint[] && h.columns))
         """,
         "{grantee} has the right REFERENCES on {object}",
         ("{mend}",),
@@ -990,16 +1007,18 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "REFERRING_TABLE",
         ERROR,
-        "An application role owns a table with a foreign key that refers to a protected table, or can act as its "
-        "owner: who deletes a row of the protected table, or changes its key, may run that table's "
-        "triggers, in its own admitted transaction.",
+        "An application role owns a table with a foreign key that refers to a protected table, or to one of which a "
+        "foreign key deletes or changes rows along with it, or can act as its owner: who deletes a row of the protected "
+        "table, or changes its key, may run that table's triggers, in its own admitted transaction.",
         f"""
-        with {_REACH}
-        select k.conrelid::regclass::text as object, quote_ident(r.rolname) as role, r.does, r.through,
-               c.oid::regclass::text as referred, o.rolname as owner,
+        with recursive {_REACH}, {_CHANGED}
+        select distinct k.conrelid::regclass::text as object, quote_ident(r.rolname) as role, r.does, r.through,
+               h.relation::regclass::text as referred,
                coalesce(r.revoke, format('alter table %s drop constraint %I;', k.conrelid::regclass, k.conname)) as mend
-          from {_OF_GUARDS}
-          join pg_constraint as k on k.confrelid = c.oid and k.contype = 'f' and k.conparentid = 0
+          from changed as h
+          join pg_class as c on c.oid = h.protected
+          join pg_constraint as k on k.confrelid = h.relation and k.contype = 'f' and k.conparentid = 0
+           and (h.columns is null or k.confkey && h.columns)
           join pg_class as f on f.oid = k.conrelid and f.relowner <> c.relowner
           join reach as r on r.target = f.relowner
         """,

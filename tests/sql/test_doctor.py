@@ -99,6 +99,18 @@ _TRAP = (
     "create table lair.trap (id integer, day date,"
     " foreign key (id, day) references sales.invoices)",
 )
+
+
+def _between(protected: str, action: str) -> tuple[str, ...]:
+    """A table of the same owner, of which a foreign key changes rows along with a protected one."""
+    return (
+        "create schema lair",
+        "create table sales.notes (id integer primary key, day date, line integer unique,"
+        f" foreign key (line, day) references sales.{protected} {action})",
+        "alter table sales.notes owner to billing_owner",
+    )
+
+
 _NEXT = (
     "create schema lair",
     "create function lair.next(integer) returns integer immutable language sql as 'select $1'",
@@ -217,6 +229,14 @@ CASES = [
          "alter table lair.trap owner to worker_b"),
     case("REFERRING_TABLE", "lair.trap", *_TRAP, "create role trappers",
          "alter table lair.trap owner to trappers", "grant trappers to worker_b"),
+    case("REFERRING_TABLE", "lair.trap", *_between("invoices", "on delete cascade"),
+         "create table lair.trap (note integer references sales.notes on delete cascade)",
+         "alter table lair.trap owner to worker_b"),
+    case("REFERRING_TABLE", "lair.trap", *_between("batches", "on update cascade"),
+         "create table lair.trap (line integer references sales.notes (line))",
+         "alter table lair.trap owner to worker_b"),
+    case("REFERENCES_RIGHT", "sales.notes", *_between("batches", "on delete cascade"),
+         "grant references on sales.notes to worker_a"),
     case("REPLACEABLE_CODE", "routine lair.next(integer)", *_NEXT,
          "alter table sales.invoices alter amount set default lair.next(1)"),
     case("REPLACEABLE_CODE", "routine lair.next(integer)", *_NEXT,
@@ -425,6 +445,19 @@ def test_r26_planted_weakness_is_named_and_what_doctor_says_mends_it(
         assert finding.sql, finding
         mend(patient, finding)
     support.wait_until(lambda: examine(patient) == (), f"nothing is left of {findings}")
+
+
+@pytest.mark.parametrize("action", ["", "on delete set null"])
+def test_r26_keys_that_no_change_of_a_protected_row_touches_are_not_named(
+    patient: Database, action: str
+) -> None:
+    plant(
+        patient,
+        *_between("invoices", action),
+        "create table lair.other (note integer references sales.notes on delete cascade)",
+        "alter table lair.other owner to worker_b",
+    )
+    assert examine(patient) == ()
 
 
 def plant(database: Database, *statements: str) -> None:
