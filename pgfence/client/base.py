@@ -520,7 +520,9 @@ class BaseLease(Generic[S]):
                 yield Sleep(_LOOK)
 
     def _keep(self) -> Steps[None]:
-        """Renew until the lease is over."""
+        """Renew until the lease is over; then its key at the coordinator goes too, as a block that
+        goes on would keep whoever is next waiting for it.
+        """
         lease, ttl_ms = self.grant.lease, self.grant.ttl_ms
         try:
             yield from protocol.keep(
@@ -534,6 +536,8 @@ class BaseLease(Generic[S]):
         except Exception:
             _log.exception("lease %s is not renewed any more", lease)
             self._belief.change(Ownership.doubted)
+        if self._is_lost():
+            yield from outside(self._database, self._claim.release)
 
     def _renewal(self) -> protocol.Renewal:
         """How the lease is renewed next, where it must be proved as well."""
@@ -630,6 +634,8 @@ class BaseLease(Generic[S]):
                 raise
             except Exception as error:
                 _log.warning("%r: the trust bundle was not followed: %s", self, error)
+        if self._is_lost():
+            self._registry_session.wake()
         try:
             yield from refuse_lost(self._database, self.resource, self._in_shadow)
         except errors.AcknowledgedSegmentsLostError as lost:

@@ -61,7 +61,9 @@ class Claim(Protocol):
         """Call `changed` from another thread whenever the standing has become another one."""
 
     def release(self) -> None:
-        """Delete the key and end the session, or let it end by itself; never raises."""
+        """Delete the key and end the session, or let it end by itself; never raises. Again:
+        nothing.
+        """
 
 
 class Patience:

@@ -23,7 +23,7 @@ from tests.coordinators.servers import Servers
 from tests.coordinators.way import ways_to
 from tests.elsewhere import use_registry_elsewhere
 from tests.registry import registry
-from tests.support import Database, Keys, free_ports, wait_until
+from tests.support import PATIENCE, Database, Keys, free_ports, wait_until
 from tests.workers import end_lease, grant_of
 
 
@@ -238,6 +238,20 @@ def test_r42_session_that_ends_takes_the_lease_with_it(coordinate: Any, kind: st
         with coordinated.hold("worker_b", RESOURCE) as next_one:
             next_one.apply({"page": 1}, mark_invoice(3))
         assert coordinated.apply("worker_a", lease.token, 2).verdict == "STALE_OWNER"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("-3")])
+def test_r36_lease_that_is_over_leaves_its_key_to_the_next_one_while_its_block_goes_on(
+    coordinate: Any, kind: str
+) -> None:
+    with coordinate(kind) as coordinated, coordinated.hold("worker_a", RESOURCE) as lease:
+        lease.apply({"page": 1}, mark_invoice(1))
+        assert coordinated.keys(RESOURCE) != []
+        end_lease(coordinated.database, lease.grant.lease)
+        with pytest.raises(errors.NotHeldError):
+            lease.apply({"page": 2}, mark_invoice(2))
+        with coordinated.hold("worker_b", RESOURCE, timeout=PATIENCE) as next_one:
+            next_one.apply({"page": 1}, mark_invoice(3))
 
 
 def test_r37_lock_service_that_was_not_given_to_the_registry_is_named(
