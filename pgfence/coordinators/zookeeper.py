@@ -239,12 +239,16 @@ class ZooKeeperClaim(Session):
     def wait(self, directory: str, value: str, patience: Patience) -> None:
         """Make the node, and return when it is the first one."""
         prefix = f"{uuid.uuid4().hex}-"
+
+        def wake(*_: object) -> None:
+            patience.wake()
+
         while True:
             self.check(directory)
             problem = "another session holds it"
             try:
                 self._path = self._path or self._make(directory, prefix, value)
-                if self._is_first(directory, patience.wake):
+                if self._is_first(directory, wake):
                     return
                 patience.sleep(min(_LOOK, self.ttl / 3))
             except LockServiceError as error:
@@ -271,10 +275,11 @@ class ZooKeeperClaim(Session):
         )
         return str(path)
 
-    def _is_first(self, directory: str, wake: Callable[[], object]) -> bool:
+    def _is_first(self, directory: str, wake: Callable[..., object]) -> bool:
         """Whether ours is the first node; else `wake` is called when the one before it goes.
 
-        The same look shows that ours is still there.
+        The same look shows that ours is still there. wake: the same at every look, as kazoo keeps
+        each one that it is given until the node changes.
         """
         before = None
         for node in self._zookeeper.nodes(directory):
@@ -285,7 +290,7 @@ class ZooKeeperClaim(Session):
                 self.token = node.created
                 return True
             else:
-                if self._zookeeper.ask("exists", before, watch=lambda _: wake()) is None:
+                if self._zookeeper.ask("exists", before, watch=wake) is None:
                     wake()
                 return False
         self.end()

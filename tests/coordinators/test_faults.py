@@ -11,15 +11,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from pgfence import errors
+from pgfence import coordinators, errors
 from pgfence.cli import app
-from pgfence.coordinators.zookeeper import Connection
+from pgfence.clock import monotonic
+from pgfence.coordinators.protocol import Patience
+from pgfence.coordinators.zookeeper import Connection, ZooKeeperClaim
 from pgfence.model.lease import State
 from tests.coordinators.conftest import KINDS, RESOURCE, Coordinated
 from tests.coordinators.servers import Etcd, Redis, Servers, ZooKeeper
@@ -275,6 +278,34 @@ def test_r36_closing_waits_for_no_zookeeper_that_does_not_answer(
                 way.partition()
         connection.close()
         assert connection._client.connected is not answers
+
+
+class Restless(Patience):
+    """Looks three times, without waiting in between."""
+
+    looks = 3
+
+    def sleep(self, seconds: float) -> None:
+        self.looks -= 1
+
+    def left(self) -> float:
+        return float(self.looks)
+
+
+def test_r36_zookeeper_s_waiter_leaves_one_watch_however_often_it_looks(
+    running_servers: Callable[[str], Servers], place: str
+) -> None:
+    url = running_servers("zookeeper").url()
+    first = coordinators.claimant(url).claim(place, "first root", 60.0, Restless(inf, monotonic))
+    connection = Connection(url, 60.0)
+    second = ZooKeeperClaim(connection)
+    try:
+        with pytest.raises(errors.AcquireTimeoutError):
+            second.wait(place, "second root", Restless(inf, monotonic))
+        assert [len(found) for found in connection._client._data_watchers.values()] == [1]
+    finally:
+        second.release()
+        first.release()
 
 
 @pytest.mark.rule("R35", "R40")
