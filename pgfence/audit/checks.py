@@ -1234,6 +1234,17 @@ CHECKS: tuple[Check, ...] = (
         "select pg_terminate_backend({pid});",
     ),
     Check(
+        "NO_TRUST",
+        WARNING,
+        "No trust bundle is installed: every grant is refused.",
+        """
+        select current_database()::text as object where not exists (select from pgfence.trust_bundles)
+        """,
+        "{object} has no trust bundle: every grant is refused",
+        (),
+        step="Make the first one and install it, docs/trust.md says how: pgfence trust init --audience NAME",
+    ),
+    Check(
         "TRUST_ENDED",
         WARNING,
         "The trust bundle in force has ended, or the last of its keys for a purpose.",
@@ -1275,7 +1286,7 @@ CHECKS: tuple[Check, ...] = (
         select current_database()::text as object
          where (select c.registry_is_local from pgfence.configuration as c) and not exists (
              select from pg_stat_activity as s join pg_roles as r on r.oid = s.usesysid
-              where s.datname = current_database() and not r.rolsuper
+              where s.datname = current_database() and not r.rolsuper and s.pid <> pg_backend_pid()
                 and pg_has_role(r.oid, 'pgfence_registry', 'USAGE'))
         """,
         "no registry is connected to {object}",

@@ -371,6 +371,7 @@ CASES = [
 #: What no SQL mends, or a person has to look at first: tests of their own, below.
 WITHOUT_SQL = {
     "SERVER_VERSION",
+    "NO_TRUST",
     "TRUST_ENDED",
     "TRUST_ENDS_SOON",
     "NO_REGISTRY",
@@ -614,6 +615,17 @@ def test_r31_trust_that_ends_is_named_unless_it_is_replaced_in_time(
         assert command in str(finding.step)
 
 
+@pytest.mark.rule("R31")
+def test_r31_trust_that_was_never_installed_is_named(patient: Database) -> None:
+    conn = patient.connect("dba")
+    run(conn, "set role pgfence_owner")
+    run(conn, "delete from pgfence.trust_keys")
+    run(conn, "delete from pgfence.trust_bundles")
+    (finding,) = examine(patient)
+    assert (finding.code, finding.object) == ("NO_TRUST", patient.name)
+    assert "pgfence trust init" in str(finding.step)
+
+
 def test_r28_prefix_in_shadow_is_a_note_with_the_way_to_look_at_the_evidence_first(
     patient: Database,
 ) -> None:
@@ -634,6 +646,17 @@ def test_r26_no_registry_is_a_note_that_does_not_count(clinic: Database) -> None
     assert (note.code, note.object, note.sql) == ("NO_REGISTRY", "clinic", ())
     assert "pgfence registry serve" in str(note.step)
     assert report.is_clean
+
+
+def test_r26_session_of_doctor_itself_is_no_registry(clinic: Database) -> None:
+    # Nothing stays connected: the database is what the others are copied from.
+    with psycopg.connect(clinic.dsn(), autocommit=True) as superuser:
+        superuser.execute("grant pgfence_auditor to registry")
+        try:
+            with psycopg.connect(clinic.dsn("registry"), autocommit=True) as conn:
+                assert [f.code for f in doctor.examine(conn, _CHECKS).findings] == ["NO_REGISTRY"]
+        finally:
+            superuser.execute("revoke pgfence_auditor from registry")
 
 
 def test_r26_untrusted_languages_and_extensions_that_reach_outside_are_notes(
@@ -661,6 +684,7 @@ def test_r26_who_may_not_look_is_told_what_was_not_looked_at(patient: Database) 
         "permission denied for table protected_tables",
         "permission denied for table rollout",
         "permission denied for view _held_rows",
+        "permission denied for table trust_bundles",
         "permission denied for table trust_keys",
         "permission denied for table configuration",
         "permission denied for function attestation_source",
