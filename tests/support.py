@@ -440,13 +440,23 @@ def issue(
 
 
 def sign_pending(database: Database, session: psycopg.Connection[Any] | None = None) -> None:
-    """Sign every decided grant with the test's key, as `registry`: in its session, or a new one."""
+    """Sign every decided grant with the test's key, as `registry`: in its session, or a new one.
+
+    A registry process that runs besides may be signing one just now; then its row is skipped.
+    """
     key = make_keys().grant
     with registry_session(database, session) as conn:
-        pending = conn.execute("select lease, message from pgfence_registry.unsigned_grants()")
-        for lease, message in pending.fetchall():
+
+        def sign(lease: str, message: str) -> bool:
             token = tokens.sign(message.encode(), Grant.SCHEMA, key)
-            conn.execute("select pgfence_registry.record_signature(%s, %s)", [lease, token])
+            signed = _one(conn, "select pgfence_registry.record_signature(%s, %s)", [lease, token])
+            return bool(signed)
+
+        def none_is_left() -> bool:
+            pending = conn.execute("select lease, message from pgfence_registry.unsigned_grants()")
+            return all(sign(lease, message) for lease, message in pending.fetchall())
+
+        wait_until(none_is_left, "every grant is signed")
 
 
 @contextmanager
