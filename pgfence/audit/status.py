@@ -31,7 +31,7 @@ select g.owner, g.fence_token, g.lease, g.request_id, g.granted_at, g.lease_ends
  where f.resource = %(resource)s and g.lease_ends_at > clock_timestamp()
 """
 _PAUSED_BECAUSE = "select paused_because from pgfence.fences where resource = %(resource)s"
-# A waiter that is blocked cannot say that it is alive, so it counts for a minute.
+# As overdue_sessions() counts them: one that is blocked cannot say that it is alive.
 _WAITERS = """
 select workload, request_id, operation_class, asked_at
   from pgfence_registry.requests

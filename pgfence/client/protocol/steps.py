@@ -57,8 +57,8 @@ class Batch(NamedTuple):
 
     When they take longer than `within` seconds they are cancelled (SQLSTATE 57014), and when the
     server does not answer to that either, the connection is lost. Connecting first, where it must
-    be, may take as long again. Calls with `begin` and without
-    `within` take as long as it needs, until the session's `stop_work`.
+    be, may take as long again. Calls with `begin` and without `within` take as long as they need,
+    until the session's `stop_work`.
     """
 
     calls: tuple[Call, ...]
